@@ -207,6 +207,73 @@ def test_text_and_interpreter(name):
         assert_same(run_at(again, inputs), by_onnx_runtime(proto, inputs), 1e-4, name)
 
 
+STACKING = """g (float[N] z, int64 n%s) => (y, b) {
+    top = Constant<value_int = 50>()
+    m = Min(n, top)
+    y, a = Loop(m, %s, z) <body = b (int64 i, bool go, float[N] s)
+            => (bool on, float[N] t, float[N] u) {
+        f = Cast<to = 1>(i)
+        on = %s
+        t0 = Add(s, f)
+        t = Sin(t0)
+        u = Sub(t, s)
+    }>
+    b = Exp(a)
+}"""
+RUN_TIME = {
+    "trips": STACKING % ("", "", "Identity(go)"),
+    "trips-and-condition": STACKING % (", bool c", "c", "Identity(go)"),
+    "ended": STACKING % (", float most", "", "Less(f, most)"),
+}
+GIVEN = {"trips": [], "trips-and-condition": [np.array(True)], "ended": [np.array(3, np.float32)]}
+
+
+@pytest.mark.parametrize("size", ["N", "3"])
+@pytest.mark.parametrize("name", RUN_TIME)
+def test_trips_that_data_decides(name, size):
+    """Trips of which a bound is known: the rows are a size that data decides."""
+    proto = model(RUN_TIME[name].replace("N", size))
+    compiled = graphc.compile(proto, specialise="any", dims={"N": (1, 9)} if size == "N" else None)
+    for trips, extent in ((4, 3), (1, 9), (77, 2), (50, 1)):
+        inputs = [floats(extent if size == "N" else 3), np.array(trips), *GIVEN[name]]
+        assert_same(compiled.run(inputs), by_onnx_runtime(proto, inputs), 1e-4, name)
+    state = floats(3)
+    for trips in (0, -4):
+        last, rows = compiled.run([state, np.array(trips), *GIVEN[name]])
+        assert np.array_equal(last, state) and rows.shape == (0, 3)
+    (made,) = compiled.executables()
+    assert isinstance(made.run, NativeModel) and made.run.image.counts
+
+
+def test_rows_up_to_a_size():
+    """A body that ends a loop over the rows of an input: there are no more rows than these."""
+    source = """g (float[B] z, float[T] x, float most) => (y, b) {
+        n = Size(x)
+        yes = Constant<value = bool {1}>()
+        y, a = Loop(n, yes, z) <body = b (int64 i, bool go, float[B] s)
+                => (bool on, float[B] t, float[B] u) {
+            f = Cast<to = 1>(i)
+            on = Less(f, most)
+            t0 = Add(s, f)
+            t = Sin(t0)
+            u = Sub(t, s)
+        }>
+        b = Exp(a)
+    }"""
+    proto = model(source)
+    compiled = graphc.compile(proto, specialise="any", dims=BOUNDS)
+    program = opened(proto, BOUNDS)
+    assert str(parse_program(str(program))) == str(program)
+    in_c = HostModel(opened(proto, BOUNDS, "c"), sanitize=True)
+    for b, t, most in ((4, 5, 3), (1, 9, 2), (2, 30, 50), (9, 1, 0)):
+        inputs = [floats(b), floats(t), np.array(most, np.float32)]
+        expected = by_onnx_runtime(proto, inputs)
+        assert_same(compiled.run(inputs), expected, 1e-4, "compiled")
+        assert_same(in_c(inputs), expected, 1e-4, "in C")
+    (made,) = compiled.executables()
+    assert made.bounds == BOUNDS and made.run.image.counts
+
+
 def test_no_trips():
     """A Scan of no rows gives the state as it was, and no rows."""
     compiled = graphc.compile(model(SCAN), specialise="any", dims={"T": (0, 9), "B": (1, 9)})

@@ -10,7 +10,7 @@ untyped: it is compiled once the sizes are known, with what follows from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -18,14 +18,15 @@ import numpy as np
 from graphc.errors import GraphcError, UnsupportedError
 from graphc.ir.expr import Const, Expr, Sym, symbols
 from graphc.ir.graph import SIZES as SIZES_OP
-from graphc.ir.graph import Graph, Op, Value, clone_graph, clone_region, constant_op
+from graphc.ir.graph import Graph, Op, Region, Value, clone_graph, clone_region, constant_op
 from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
 from graphc.ir.infer import infer_op
 from graphc.ir.kernel import Store, walk_stmts
 from graphc.ir.opdef import lookup
-from graphc.ir.ops.control import MAX_ITERATIONS, split_captures, trips_of
-from graphc.ir.ops.counts import CORNER, COUNT, DOMAIN, is_counted
-from graphc.ir.types import TensorType, largest
+from graphc.ir.ops.control import MAX_ITERATIONS, known_trips, split_captures
+from graphc.ir.ops.counts import CORNER, COUNT, DOMAIN, is_count, is_counted
+from graphc.ir.types import Dim, TensorType, largest
+from graphc.passes.analysis.ranges import range_of
 from graphc.passes.dce import remove_dead
 from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import FoldPolicy
@@ -52,20 +53,17 @@ def counted(
     """A copy of a graph that is typed as far as it can be for static inputs, typed further: over
     the sizes that data decides. None if there are none. `decline` is told what is left, and why;
     `native` tells which typed ops can be compiled."""
-    if not any(map(_is_countable, graph.ops)) and not any(map(_rows, graph.ops)):
+    if not any(_is_countable(op) or _has_rows(op) for op in graph.ops):
         return None
     result = clone_graph(graph)
-    for op in list(result.ops):
-        if _rows(op):
-            _count_rows(result, op, _rows(op))
     bodies = {op: list(map(clone_region, op.regions)) for op in result.ops if op.regions}
+    types = TypeInference(policy, retype=False, symbolic=True, dimensions=Dimensions())
+    count_all(result, types, bodies)
     huge = [op for op in result.ops if op.attrs.get("rows") is not None and _most(op) > MOST_BYTES]
     for op in huge:
         decline(op, f"{op.where()}: its rows would have {_most(op)} bytes at most")
     if huge:
         return None
-    types = TypeInference(policy, retype=False, symbolic=True, dimensions=Dimensions())
-    count_all(result, types)
     for op in result.ops:
         if _leaves_untyped(op, decline, native) and op in bodies:
             types.restore(op, bodies[op])
@@ -77,7 +75,7 @@ def counted(
 
 def count_within(graph: Graph, types: TypeInference) -> None:
     """As `count_all`, of a graph over sizes of its inputs; NotOpen if a tensor may be too large."""
-    if not any(map(_is_countable, graph.ops)):
+    if not any(_is_countable(op) or _has_rows(op) for op in graph.ops):
         return
     count_all(graph, types)
     for op in graph.ops:
@@ -85,17 +83,36 @@ def count_within(graph: Graph, types: TypeInference) -> None:
             raise NotOpen(f"{op.where()} would give {_most(op)} bytes at the largest sizes", op)
 
 
-def count_all(graph: Graph, types: TypeInference) -> None:
-    """Counts what data decides, and types what follows from it, which may have more to count."""
+def count_all(
+    graph: Graph, types: TypeInference, bodies: dict[Op, list[Region]] | None = None
+) -> None:
+    """Counts what data decides, and types what follows from it, which may have more to count. The
+    regions of ops that are put in place of others are noted in `bodies`, untyped."""
     seen: set[Op] = set()  # what has no elements stays without a count
-    made = [op for op in graph.ops if _is_countable(op)]
+    made = _to_count(graph, seen)
     while made:
         for op in made:
-            _count(graph, op)
+            if _is_countable(op):
+                _count(graph, op)
+                continue
+            loop = _count_rows(graph, op, _rows(op))
+            if bodies is not None:
+                bodies[loop] = list(map(clone_region, loop.regions))
+            _cut_rows(graph, loop, types)
         seen.update(made)
         types.region(graph)
-        made = [op for op in graph.ops if op not in seen and _is_countable(op)]
+        made = _to_count(graph, seen)
     types.region(graph)
+
+
+def _to_count(graph: Graph, seen: Collection[Op]) -> list[Op]:
+    """What can be counted, but what has been seen."""
+    return [op for op in graph.ops if op not in seen and (_is_countable(op) or _has_rows(op))]
+
+
+def _has_rows(op: Op) -> bool:
+    """Whether data decides how many rows a Loop stacks, no more than so many."""
+    return bool(largest(_rows(op)))
 
 
 def _is_countable(op: Op) -> bool:
@@ -143,38 +160,75 @@ def _count(graph: Graph, op: Op) -> None:
                 user.set_input(number, part.output)
 
 
-def _rows(op: Op) -> int:
-    """How many rows a Loop stacks at most, if its body decides how many; else 0."""
+def _rows(op: Op) -> Dim:
+    """How many rows a typed Loop stacks at most, if data decides how many; else 0."""
     if op.name != "Loop" or op.attrs.get("rows") is not None or op.inputs[0] is None:
         return 0
     (limit, _, *state), _ = split_captures(op)
     untyped = [v for v in op.outputs[len(state) :] if v.type is None]
-    if not untyped or limit.constant is None:
+    if not untyped or not all(v.is_ranked for v in op.inputs if v is not None):
         return 0
-    most = trips_of(limit.constant)
-    return most if 0 < most <= MAX_ITERATIONS else 0
+    most = known_trips(limit)
+    if most is None:
+        high = range_of(limit).high
+        most = int(high) if high <= MAX_ITERATIONS else 0
+    return most if 0 < largest(most) <= MAX_ITERATIONS else 0
 
 
-def _count_rows(graph: Graph, op: Op, most: int) -> None:
-    """Has a Loop stack rows where there is room for the most, and count them."""
+def _ended_by_data(op: Op, most: int) -> None:
+    """Has a Loop whose number of trips data decides end by its condition, after `most` trips at the
+    latest."""
+    (body,), region = op.regions, op.region
+    (limit, going, *state), captures = split_captures(op)
+    assert region is not None
+    zero, none = constant_op(np.array(0, np.int64)), constant_op(np.array([], np.int64))
+    last = constant_op(np.array(most, np.int64))
+    for constant in (zero, none, last):
+        region.insert_before(op, constant)
+    limit = insert(region, op, "Reshape", limit, none.output)
+    first = insert(region, op, "Less", zero.output, limit)
+    going = first if going is None else insert(region, op, "And", going, first)
+    inside = body.add_param(limit.type, "trips")
+    one = body.append(constant_op(np.array(1, np.int64))).output
+    done = body.append(Op(lookup("Add"), [body.params[0], one])).output
+    more = body.append(Op(lookup("Less"), [done, inside])).output
+    asked, *results = body.results
+    both = body.append(Op(lookup("And"), [asked, more])).output
+    body.set_results([both, *results])
+    op.set_inputs([last.output, going, *state, *captures, limit])
+    op.attrs["captures"] = len(captures) + 1
+
+
+def _count_rows(graph: Graph, op: Op, most: Dim) -> Op:
+    """Has a Loop stack rows where there is room for the most, and count them; the Loop that does,
+    which is still to be typed."""
     (body,) = op.regions
-    state = len(split_captures(op)[0]) - 2
+    if known_trips(op.operand(0)) is None:
+        assert isinstance(most, int)
+        _ended_by_data(op, most)
     one = body.append(constant_op(np.array(1, np.int64))).output
     new, (number,) = carrying(
         op, [np.array(0, np.int64)], lambda _, count: insert(body, None, "Add", count, one)
     )
     new.attrs["rows"] = most
-    size = Sym(_unused(graph), 0, most)
+    size = Sym(_unused(graph), 0, largest(most))
     graph.symbols[size.name] = size
+    attrs = {"dim": -1, "size": size, "most": None if isinstance(most, int) else most}
     after = graph.after(new)
-    attrs = {"dim": -1, "size": size}
     _insert(graph, after, Op(lookup(COUNT, DOMAIN), [number], attrs, 1, (), op.loc))
-    types = TypeInference(None, symbolic=True)
-    types.enter(new, False)
-    for value in new.outputs[state + 1 :]:
+    return new
+
+
+def _cut_rows(graph: Graph, op: Op, types: TypeInference) -> None:
+    """Types a Loop that counts its rows; what follows reads those that there are."""
+    types.enter(op, False)
+    state = len(split_captures(op)[0]) - 2
+    (count,) = (user for user in op.outputs[state - 1].users if is_count(user))
+    after = graph.after(count)
+    for value in op.outputs[state:]:
         if value.is_ranked:
             users = list(value.uses)
-            attrs = {"dims": (size, *value.tensor.dims[1:])}
+            attrs = {"dims": (count.attrs["size"], *value.tensor.dims[1:])}
             part = Op(lookup(CORNER, DOMAIN), [value], attrs, 1, (), op.loc)
             _insert(graph, after, part)
             part.output.name = value.name

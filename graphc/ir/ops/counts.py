@@ -22,10 +22,10 @@ from graphc.ir.types import Dim, Shape, TensorType
 COUNT, CORNER, DOMAIN = "Count", "Corner", "graphc"
 
 
-@imperative(COUNT, domain=DOMAIN, infer=lambda x, dim, size: TensorType(i64, ()), traits=(EFFECT,))
-def count(k: Collectives, x: Any_, *, dim: int, size: Sym) -> None:
+@imperative(COUNT, domain=DOMAIN, infer=lambda x, **told: TensorType(i64, ()), traits=(EFFECT,))
+def count(k: Collectives, x: Any_, *, dim: int, size: Sym, most: Expr | None = None) -> None:
     """The true extent of a dim of a tensor, which from here on is the value of `size`; if `dim` is
-    -1, the number that the tensor holds."""
+    -1, the number that the tensor holds, at most `most`."""
     (number,) = k.outputs
     k.store(number, (), x[()] if dim < 0 else x.shape[dim])
 

@@ -475,7 +475,8 @@ class Lowering:
         size = op.attrs["size"]
         self.tokens[size] = self.storages.temporary(Buffer("token", u8, (1,), ""))
         place = self.storages.of(op.output)
-        most = None if dim < 0 or value.tensor.is_static else value.tensor.dims[dim]
+        most = op.attrs["most"] if dim < 0 else value.tensor.dims[dim]
+        most = None if isinstance(most, int) else most
         self.calls.append(Tell(size, place, self.tokens[size], op.loc, most))
 
     def spare(self, op: Op, note: str) -> None:
