@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Training on emulated microcontrollers: RAM, flash, instructions and errors of a step.
 
-    python benchmarks/mcu_training.py MODEL.onnx ... [--train "last 2 layers"] [--counter count.so]
+    python benchmarks/mcu_training.py MODEL.onnx ... [--train "last 2 layers"] [--channels 25%]
+        [--counter count.so]
 
 Takes ten steps on random inputs and labels on a Cortex-M4 and a Cortex-M55 in QEMU, and compares
 the weights with those of `graphc.train.Step`. `--counter` is a plugin of QEMU that counts the
@@ -25,6 +26,7 @@ from graphc.frontend.onnx_import import import_onnx
 from graphc.targets.micro_c import MicroC
 from graphc.train import Step
 from graphc.train.bundle import OPTIMIZERS, joint_program
+from graphc.train.channels import with_channels
 from graphc.train.layers import exactly
 from graphc.train.states import judged, to_train
 
@@ -34,11 +36,14 @@ HEAD = ("model | board | arena | state | stack | RAM | flash | instructions | lo
         "largest error of a weight | of moves up to")  # fmt: skip
 
 
-def measured(path: Path, name: str, what: str, optimizer: str, counter: str | None) -> str:
+def measured(
+    path: Path, name: str, what: str, channels: str, optimizer: str, counter: str | None
+) -> str:
     """A row of the table."""
     graph, board = import_onnx(path), BOARDS[BOARD[name]]
     loss = "cross_entropy" if any(op.name == "Softmax" for op in graph.ops) else "mse"
-    target = MicroC(cpu=board.cpu, train=what, loss=loss, optimizer=optimizer)
+    target = MicroC(cpu=board.cpu, train=what, channels=channels, loss=loss,
+                    optimizer=optimizer)  # fmt: skip
     program, training = joint_program(graph, target)
     model = model_of(program, target.code(training=training))
     budget = Budget.of(model)
@@ -50,6 +55,7 @@ def measured(path: Path, name: str, what: str, optimizer: str, counter: str | No
         label = random.integers(classes, size=1).astype(np.int32)
         batches.append((x, x[0].astype(np.float32) if loss == "mse" else label))
     graph, names = to_train(graph, what)
+    graph, _ = with_channels(graph, names, channels)
     step = Step(
         judged(graph, loss), loss, replace(OPTIMIZERS[optimizer], rate=RATE),
         [exactly(n) for n in names], train_mode=False,
@@ -81,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--train", default="last 2 layers")
+    parser.add_argument("--channels", default="all")
     parser.add_argument("--optimizer", default="sgd", choices=tuple(OPTIMIZERS))
     parser.add_argument("--counter", help="a plugin of QEMU")
     parser.add_argument("--boards", default="m4,m55")
@@ -88,7 +95,7 @@ def main() -> None:
     print(HEAD)
     for path in args.models:
         for name in args.boards.split(","):
-            row = measured(path, name, args.train, args.optimizer, args.counter)
+            row = measured(path, name, args.train, args.channels, args.optimizer, args.counter)
             print(row, flush=True)
 
 

@@ -189,6 +189,7 @@ CASES: dict[str, Case | list[Case]] = {
         {"body": "sum(k0<300: $0[i0, k0] * $1[k0, i1])", "shape": (40, 20)},
     ),
     f"{OURS}.Frames": Case([positive(2, 30, 1)], {"step": 3, "length": 5}),
+    f"{OURS}.Overlay": Case([signed(4, 90), signed(2, 90)], {"positions": (2, 0)}),
     f"{OURS}.Lookup": Case([below(9, 30).astype(np.uint8), positive(256)]),
     f"{TRADITIONAL}.ArrayFeatureExtractor": Case([positive(3, 4), ints(1, 0)]),
     # traditional models and learning

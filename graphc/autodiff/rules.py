@@ -45,6 +45,18 @@ def _stopped(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Val
     return [None]
 
 
+@rule("Overlay", domain="graphc")
+def _overlaid(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """Positions are constants, each there once: both gradients are read off that of the result."""
+    g, x = _only(cotangents), op.operand(0)
+    axis, positions = op.attrs.get("axis", 0) % x.tensor.rank, np.array(op.attrs["positions"])
+    is_kept = np.ones(x.tensor.static_shape[axis], bool)
+    is_kept[positions] = False
+    mask = np.expand_dims(is_kept, tuple(d for d in range(x.tensor.rank) if d != axis))
+    zero = b.constant(0, g.tensor.dtype)
+    return [b.Where(mask, g, zero), b.Gather(g, positions, axis=axis)]
+
+
 @rule("Relu")
 def _relu(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
     """Zero at 0, as PyTorch has it; it reads the result, which is kept anyway."""

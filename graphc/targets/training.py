@@ -20,6 +20,11 @@ class Trains(Target):
         ".onnx, write the training step, and what it starts from beside it", metavar="WHAT",
         commands=("compile",),
     )  # fmt: skip
+    channels: str | None = option(
+        None, "of the weights that are trained, change these output channels alone: '8' or '25%' "
+        "of those with the largest norm, '[0-3,7]' or 'all'; 'NAME=8 25%' for one weight and for "
+        "others (default: all)", metavar="WHICH", commands=("compile",),
+    )  # fmt: skip
     loss: str = option(
         LOSSES[0], "what training minimises", choices=LOSSES, commands=("compile",),
     )  # fmt: skip

@@ -14,8 +14,9 @@ from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.targets.micro_c import MicroC
 from graphc.targets.training import Trains
+from graphc.train.channels import text_of
 from graphc.train.optimizers import OPTIMIZERS
-from graphc.train.states import Stateful, trainable
+from graphc.train.states import Stateful, Trainable, trainable
 
 if TYPE_CHECKING:
     from graphc.backends.micro_c.joined import Training
@@ -41,8 +42,7 @@ def step_of(graph: Graph, target: Trains) -> tuple[Graph, dict[str, np.ndarray]]
     """The training step of a model of static shapes that the options of a target ask for: a graph
     from the inputs, the target, the rate and the state to the loss and the new state; and the state
     that it starts from, by the names of the graph's inputs."""
-    model = trainable(graph, target.train or "all", target.loss, OPTIMIZERS[target.optimizer])
-    step = model.step
+    step = (model := _trainable(graph, target)).step
     for name, value in step.graph.named_results():
         value.name = name
     kept = [step.graph.params[number] for number in step.state]
@@ -57,7 +57,7 @@ def joint_program(
     the target (`train`, `loss`, `optimizer`) ask for it, and which part is what."""
     from graphc.backends.micro_c.joined import joined
 
-    model = trainable(graph, target.train or "all", target.loss, OPTIMIZERS[target.optimizer])
+    model = _trainable(graph, target)
     if target.io == "arena":
         raise ModelError("--io arena: a bundle that trains leaves inputs and outputs to the caller")
     settings = settings or Settings()
@@ -66,5 +66,13 @@ def joint_program(
         options = {f.name: getattr(target, f.name) for f in fields(target)}
         return to_program(part.graph, _Part(**options, state=part.state), settings)
 
-    program, training = joined(lowered(model.inference), lowered(model.step), model.initial)
+    notes = {name: f"channels {text_of(own)}" for name, own in model.channels.items()}
+    parts = lowered(model.inference), lowered(model.step)
+    program, training = joined(*parts, model.initial, notes)
     return target.finished(program), training
+
+
+def _trainable(graph: Graph, target: Trains) -> Trainable:
+    """What the options of a target ask for."""
+    optimizer = OPTIMIZERS[target.optimizer]
+    return trainable(graph, target.train or "all", target.loss, optimizer, target.channels)

@@ -19,6 +19,7 @@ from graphc.ir.types import TensorType
 from graphc.passes.dce import remove_dead
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.specialise import specialise
+from graphc.train.channels import with_channels
 from graphc.train.float_tail import (
     QUANTISE,
     is_quantised,
@@ -49,22 +50,28 @@ class Stateful:
 @dataclass(frozen=True)
 class Trainable:
     """Inference, a training step, and the contents that the state starts from, by name; what it
-    does not name starts as zeros."""
+    does not name starts as zeros. `channels` are those of a weight that are trained, by its name,
+    if that is not the whole."""
 
     inference: Stateful
     step: Stateful
     initial: Mapping[str, np.ndarray]
+    channels: Mapping[str, Sequence[int]]
 
 
-def trainable(model: Graph, parameters: str, loss: str, optimizer: Optimizer) -> Trainable:
-    """A model of static shapes with the training of some of its parameters (layers.chosen). The
-    loss `cross_entropy` takes what a last Softmax is given. Statistics of BatchNormalization stay.
+def trainable(
+    model: Graph, parameters: str, loss: str, optimizer: Optimizer, channels: str | None = None
+) -> Trainable:
+    """A model of static shapes with the training of some of its parameters (layers.chosen), or of
+    some of their `channels` (channels.py). The loss `cross_entropy` takes what a last Softmax is
+    given. Statistics of BatchNormalization stay.
 
     ModelError if a parameter is not f32, or there is no such loss.
     """
     if loss not in LOSSES:
         raise ModelError(f"there is no loss {loss!r}; choose one of {', '.join(LOSSES)}")
     model, names = to_train(model, parameters)
+    model, parts = with_channels(model, names, channels or "all")
     constants = {op.output.name: op for op in model.ops if op.name == "Constant"}
     weights = {name: constants[name].attrs["value"] for name in names}
     for name, array in weights.items():
@@ -75,7 +82,7 @@ def trainable(model: Graph, parameters: str, loss: str, optimizer: Optimizer) ->
     recipe = Recipe(LOSSES[loss], optimizer, tuple(names), train_mode=False)
     compared = judged(model, loss)
     step = _step(recipe, compared, target_type(compared, loss))
-    return Trainable(_inference(model, names), step, weights)
+    return Trainable(_inference(model, names), step, weights, parts)
 
 
 def to_train(model: Graph, parameters: str) -> tuple[Graph, list[str]]:

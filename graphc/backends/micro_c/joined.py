@@ -24,18 +24,23 @@ class Training:
     """Which part of a program is what: the first `steps` are inference, with the first `inputs` and
     `outputs`; the others are the training step, which has the same inputs, then the target and the
     rate, and the loss for an output. `initial` gives the constant that a part of the state starts
-    from, by the numbers of both; the others start as zeros."""
+    from, by the numbers of both; the others start as zeros. `notes` say more of parts of the state,
+    by their names."""
 
     steps: int
     inputs: int
     outputs: int
     initial: Mapping[int, int]
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 def joined(
-    inference: Program, step: Program, initial: Mapping[str, np.ndarray]
+    inference: Program,
+    step: Program,
+    initial: Mapping[str, np.ndarray],
+    notes: Mapping[str, str] | None = None,
 ) -> tuple[Program, Training]:
-    """Both programs as one, and what is what; `initial` is by the names of state.
+    """Both programs as one, and what is what; `initial` and `notes` are by the names of state.
 
     The inputs of the step are those of inference, then its own two; its output is the loss.
     """
@@ -45,7 +50,8 @@ def joined(
     numbers = {name: n for n, (name, _) in enumerate(joint.program.state)}
     starts = {numbers[name]: joint.constant(array) for name, array in initial.items()}
     inputs, outputs = len(inference.inputs), len(inference.own_outputs)
-    return joint.finished(), Training(len(inference.steps), inputs, outputs, starts)
+    steps = len(inference.steps)
+    return joint.finished(), Training(steps, inputs, outputs, starts, dict(notes or {}))
 
 
 @dataclass

@@ -7,6 +7,7 @@ arena as NAME_run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from graphc.backends.cfamily.names import comment
@@ -52,12 +53,18 @@ def structure(model: Model) -> str:
     """The type of the state, in NAME.h; empty if there is none."""
     if not model.state:
         return ""
+    notes = {} if model.training is None else model.training.notes
     fields = "\n".join(
         f"    {t.c_type} {t.field}[{max(t.elements, 1)}]; "
-        + comment(f"{t.name}: {t.shape_text}, {t.nbytes} bytes")
+        + comment(", ".join([f"{t.name}: {t.shape_text}", f"{t.nbytes} bytes", *_note(notes, t)]))
         for t in model.state
     )
     return STRUCTURE.format(name=model.name, fields=fields)
+
+
+def _note(notes: Mapping[str, str], tensor: Tensor) -> list[str]:
+    """What else there is to say of a part of the state."""
+    return [notes[tensor.name]] if tensor.name in notes else []
 
 
 def run_layers(model: Model) -> int:

@@ -6,6 +6,8 @@ besides: no backend reads outside a tensor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from graphc.errors import ModelError
@@ -121,3 +123,23 @@ def hardmax(b: Builder, x: Number, *, axis: int = -1) -> Value:
     largest = b.ArgMax(x, axis=axis, keepdims=0)
     values = b.constant([0, 1], dtype)
     return b.OneHot(largest, b.dims(np.array(x.tensor.dims[axis], object)), values, axis=axis)
+
+
+@composite("Overlay", domain="graphc")
+def overlay(b: Builder, x: Any_, part: Any_, *, positions: Sequence[int], axis: int = 0) -> Value:
+    """x with other contents at `positions` of an axis, each there once: those of `part`."""
+    axis = normal_axis(axis, x.tensor.rank)
+    dims, own = x.tensor.static_shape, part.tensor.static_shape
+    expected = (*dims[:axis], len(positions), *dims[axis + 1 :])
+    if own != expected:
+        raise ModelError(f"part must have shape {list(expected)}, found {list(own)}")
+    if len(set(positions)) < len(positions) or not all(0 <= p < dims[axis] for p in positions):
+        raise ModelError(
+            f"positions must be from 0 to {dims[axis] - 1}, each there once, found "
+            f"{list(positions)}"
+        )
+    places = np.full(dims[axis], -1)
+    places[list(positions)] = np.arange(len(positions))
+    others = tuple(d for d in range(x.tensor.rank) if d != axis)
+    taken = b.Gather(part, np.maximum(places, 0), axis=axis)
+    return b.Where(np.expand_dims(places >= 0, others), taken, x)

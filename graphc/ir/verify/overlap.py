@@ -32,6 +32,7 @@ from graphc.ir.kernel import (
     While,
     bodies,
     exprs,
+    walk_stmts,
 )
 from graphc.ir.simplify import bounds, simplify
 
@@ -76,11 +77,29 @@ def overwrites(kernel: Kernel, output: Buffer, source: Buffer, distance: int) ->
 
 
 def can_judge(kernel: Kernel) -> bool:
-    """Whether no nest of loops has more turns than are played through, or too many to tell."""
+    """Whether no nest of loops has more turns than are played through, or too many to tell, and
+    positions that are named are known before."""
+    lets = (s for s in walk_stmts(kernel.body) if isinstance(s, Let) and s.ref.dtype is i64)
     try:
-        return _turns(kernel.body) <= MOST
+        return _turns(kernel.body) <= MOST and all(_is_known(stmt.value) for stmt in lets)
     except NotPlayed:
         return False
+
+
+def unknown(kernel: Kernel) -> set[str]:
+    """The buffers that are accessed at positions which depend on data."""
+    found = set()
+    for stmt in walk_stmts(kernel.body):
+        nodes = [n for root in exprs(stmt) for n in walk(root) if isinstance(n, Load)]
+        for access in [*nodes, *([stmt] if isinstance(stmt, Store) else [])]:
+            if not all(map(_is_known, access.index)):
+                found.add(access.source if isinstance(access, Load) else access.buffer)
+    return found
+
+
+def _is_known(position: Expr) -> bool:
+    """Whether a position follows from loops and constants."""
+    return not any(isinstance(node, Load) for node in walk(position))
 
 
 def _turns(body: Body) -> int:

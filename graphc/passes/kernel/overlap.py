@@ -10,7 +10,8 @@ a generalisation of working in place.
 
 This holds where steps run in order: not for parallel loops, and not for kernels that write through
 instructions or read what they write. Kernels of more accesses than the verifier can play through
-(`ir/verify/overlap.py`) get no overlap, since nothing would prove it.
+(`ir/verify/overlap.py`) get no overlap, nor do buffers accessed at positions that depend on data,
+since nothing would prove it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from graphc.ir.kernel import (
     walk_stmts,
 )
 from graphc.ir.simplify import simplify, to_poly
-from graphc.ir.verify.overlap import can_judge
+from graphc.ir.verify.overlap import can_judge, unknown
 
 MOST_STEPS = 1 << 16
 FAR = 2.0**60  # beyond every position
@@ -46,8 +47,10 @@ def distances(kernel: Kernel) -> dict[tuple[str, str], int]:
     output for which nothing is overwritten that is read later; none where there is no such."""
     if not _in_order(kernel) or not can_judge(kernel):
         return {}
-    outputs = [b for b in kernel.params if b.access == "out" and len(b.shape) == 1]
-    inputs = [b for b in kernel.params if b.access == "in" and len(b.shape) == 1]
+    others = unknown(kernel)
+    known = [b for b in kernel.params if len(b.shape) == 1 and b.name not in others]
+    outputs = [b for b in known if b.access == "out"]
+    inputs = [b for b in known if b.access == "in"]
     distances = {}
     reach = {b.name: _Reach(b) for b in (*outputs, *inputs)}
     for stmt in kernel.body:

@@ -85,6 +85,16 @@ def test_what_cannot_be_known():
         assert overwrites(k, k.params[-1], k.params[0], -4)
 
 
+def test_positions_within_bounds_that_depend_on_data():
+    """Position `at` of a row of four is clamped to it: an interval is known, each access is not."""
+    rows = "for i < 8 { for j < 4 { y[i * 4 + j] = a[i * 2 + min(max(at[j], 0), 1)] } }"
+    k = parse_kernel(f"kernel @k(in a: f32[16], in at: i64[4], out y: f32[32]) {{ {rows} }}")
+    assert ("y", "a") not in distances(k)
+    named = rows.replace("y[i", "let p: i64 = at[j] y[i").replace("at[j], 0", "p, 0")
+    k = parse_kernel(f"kernel @k(in a: f32[16], in at: i64[4], out y: f32[32]) {{ {named} }}")
+    assert ("y", "a") not in distances(k)
+
+
 def test_types_that_compilers_tell_apart():
     text = "kernel @k(in a: i32[8], out y: f32[8]) { for i < 8 { y[i] = cast<f32>(a[i]) } }"
     assert distances(parse_kernel(text)) == {}
