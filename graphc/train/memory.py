@@ -19,15 +19,40 @@ ROWS = 12  # layers that are printed
 
 
 @dataclass(frozen=True)
+class Again:
+    """How many values are computed again, and by how many operations, if each is computed by
+    itself. No choice that frees as many bytes takes fewer than `bound`; `forward` are the
+    operations of the forward pass."""
+
+    values: int = 0
+    operations: int = 0
+    bound: int = 0
+    forward: int = 0
+
+    def __str__(self) -> str:
+        if not self.values:
+            return ""
+        share = 100 * self.operations / max(self.forward, 1)
+        above = 100 * (self.operations / max(self.bound, 1) - 1)
+        best = "the fewest" if self.operations <= self.bound else f"{above:.1f}% above a bound"
+        return (
+            f"\n{self.values} values are computed again by {self.operations:.3g} operations "
+            f"({best}), {share:.1f}% of the forward pass"
+        )
+
+
+@dataclass(frozen=True)
 class Memory:
     """Bytes that a step takes: `parameters` with running statistics, `optimizer` state, and the
     `temporaries` of the compiled step, in which activations and gradients share their places.
-    `activations` are what the forward pass keeps for the backward pass, by layer."""
+    `activations` are what the forward pass keeps for the backward pass, by layer; `again` is what
+    is computed again there to keep to a limit."""
 
     parameters: int
     optimizer: int
     temporaries: int
     activations: Mapping[str, int]
+    again: Again = Again()
 
     @property
     def total(self) -> int:
@@ -48,7 +73,7 @@ class Memory:
             f"temporaries {nbytes(self.temporaries)}, of which activations are kept of "
             f"{nbytes(sum(self.activations.values()))}: {nbytes(self.total)}"
         )
-        return f"{table(rows, left=1)}\n{total}"
+        return f"{table(rows, left=1)}\n{total}{self.again}"
 
 
 def parsed(memory: int | str) -> int:
@@ -62,7 +87,7 @@ def parsed(memory: int | str) -> int:
     return int(float(match[1]) * (1 << UNITS[match[2].upper()]))
 
 
-def within(made: Made, rest: int, limit: int, precision: str = "f32") -> Made:
+def within(made: Made, rest: int, limit: int, precision: str = "f32") -> tuple[Made, Again]:
     """A step whose temporaries, beside `rest` bytes, keep to a limit: part of the forward pass is
     computed again in the backward pass, if need be. ModelError says how much it needs."""
     if rest >= limit:
@@ -70,10 +95,13 @@ def within(made: Made, rest: int, limit: int, precision: str = "f32") -> Made:
             f"parameters and the optimiser's state take {rest:,} bytes; the limit is {limit:,}"
         )
     done = fitted(made.graph, _loss(made), limit - rest, partial(_arena, precision))
-    return replace(made, graph=done.graph)
+    again = Again(len(done.values), done.operations, done.bound, done.forward)
+    return replace(made, graph=done.graph), again
 
 
-def taken(made: Made, parameters: int, optimizer: int, precision: str = "f32") -> Memory:
+def taken(
+    made: Made, again: Again, parameters: int, optimizer: int, precision: str = "f32"
+) -> Memory:
     """What a step takes."""
     layers: dict[str, int] = {}
     for value in kept(made.graph, _loss(made)):
@@ -81,7 +109,7 @@ def taken(made: Made, parameters: int, optimizer: int, precision: str = "f32") -
         layer = value.producer.loc[0] if value.producer.loc else value.producer.name
         layers[layer] = layers.get(layer, 0) + value.tensor.nbytes
     temporaries = _arena(precision, clone_graph(made.graph))
-    return Memory(parameters, optimizer, temporaries, layers)
+    return Memory(parameters, optimizer, temporaries, layers, again)
 
 
 def nbytes_of(arrays: Mapping[str, np.ndarray]) -> int:

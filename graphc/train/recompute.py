@@ -6,15 +6,16 @@ reader (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). Poi
 copied for each reader, as they may be fused with it. Where their operands are smaller than their
 result, as the bytes are that are dequantised, these are kept instead.
 
-Which values are worth it is ranked by the operations that a byte costs. The memory itself is that
-of programs as they are compiled and planned: the fewest values in the order of the ranking are
-computed again that keep to a limit, found by bisection.
+Which values are worth it follows from the operations and bytes of each (selection.py). The memory
+itself is that of programs as they are compiled, with fusion and all, and planned: the fewest bytes
+are dropped for which that keeps to a limit, found by bisection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from graphc.errors import ModelError
 from graphc.ir.graph import Graph, Op, Value, clone_graph, copy_op
@@ -24,9 +25,10 @@ from graphc.ir.operations import operations
 from graphc.ir.types import TensorType
 from graphc.passes.analysis.structure import has_body, is_view, reductions
 from graphc.passes.dce import remove_dead
+from graphc.train.selection import Candidate, Selection, selected
 
-PARTS = 8  # of the ranking, which are tried one after the other
-MOST = 400  # values that are ranked anew after each choice
+PARTS = 8  # of the bytes that are kept; so many are dropped, one after the other
+FINER = 4  # times that the last of these is halved
 UNKNOWN = 16  # operations for each element of an op without a body
 
 Measure = Callable[[Graph], int]
@@ -35,14 +37,14 @@ Measure = Callable[[Graph], int]
 
 @dataclass(frozen=True)
 class Recomputed:
-    """A graph in which some values are computed again: which, the operations that this takes, the
-    bytes of memory, and how many bytes it would take without."""
+    """A graph in which some values are computed again: which, the operations that this takes, those
+    that any values of as many bytes take at least, and the operations of the forward pass."""
 
     graph: Graph
-    values: tuple[Value, ...]
-    operations: int
-    nbytes: int
-    before: int
+    values: tuple[Value, ...] = ()
+    operations: int = 0
+    bound: int = 0
+    forward: int = 0
 
 
 def fitted(graph: Graph, loss: Value, limit: int, measure: Measure) -> Recomputed:
@@ -53,27 +55,37 @@ def fitted(graph: Graph, loss: Value, limit: int, measure: Measure) -> Recompute
     plan = _Plan(graph, loss)
     before = measure(clone_graph(graph))
     if before <= limit:
-        return Recomputed(graph, (), 0, before, before)
-    order = plan.ranked()
-    sizes = {0: before}
+        return Recomputed(graph)
+    total = sum(value.tensor.nbytes for value in plan.values)
+    sizes: dict[tuple[int, ...], int] = {(): before}
+
+    def tried(wanted: int) -> Selection:
+        made = selected(plan.candidates, wanted)
+        if made.chosen not in sizes:
+            sizes[made.chosen] = measure(plan.applied(made.chosen))
+        return made
+
     low = high = 0
     for part in range(1, PARTS + 1):  # more is not always less: what is computed again is long kept
-        low, high = high, len(order) * part // PARTS
-        sizes[high] = measure(plan.applied(order[:high]))
-        if sizes[high] <= limit:
+        low, high = high, total * part // PARTS
+        best = tried(high)
+        if sizes[best.chosen] <= limit:
             break
     else:
         raise ModelError(
             f"the temporaries of a training step take {before:,} bytes, and "
             f"{min(sizes.values()):,} if more is computed again; the limit leaves {limit:,}"
         )
-    while high - low > 1:
+    for _ in range(FINER):
         middle = (low + high) // 2
-        sizes[middle] = measure(plan.applied(order[:middle]))
-        low, high = (low, middle) if sizes[middle] <= limit else (middle, high)
-    chosen = order[:high]
-    values = tuple(plan.values[n] for n in chosen)
-    return Recomputed(plan.applied(chosen), values, plan.cost(chosen), sizes[high], before)
+        made = tried(middle)
+        if sizes[made.chosen] > limit:
+            low = middle
+        else:
+            high, best = middle, made
+    values = tuple(plan.values[n] for n in best.chosen)
+    done = plan.applied(best.chosen)
+    return Recomputed(done, values, best.cost, best.bound, plan.forward)
 
 
 def kept(graph: Graph, loss: Value) -> list[Value]:
@@ -122,43 +134,40 @@ class _Plan:
             )
         return self.late[value]
 
-    def ranked(self) -> list[int]:
-        """The numbers of all values, what is cheapest for its bytes first."""
-        left, order = list(range(len(self.values))), list[int]()
-        while left:
-            known = self._apart(order)
-            price = {
-                n: (self._apart([*order, n]) - known) / self.values[n].tensor.nbytes for n in left
-            }
-            ready = sorted(left, key=lambda n, price=price: (price[n], -n))  # type: ignore[misc]
-            taken = ready if len(self.values) > MOST else ready[:1]
-            order += taken
-            left = [n for n in left if n not in taken]
-        return order
+    @cached_property
+    def candidates(self) -> list[Candidate]:
+        """The values, with what it takes to compute each."""
+        numbers = {value: n for n, value in enumerate(self.values)}
+        return [self._candidate(value, numbers) for value in self.values]
 
-    def _apart(self, chosen: Sequence[int]) -> int:
-        """The operations of computing each of these values from what is kept, by itself: so that
-        those that are far from each other come first, and do not lie in memory together."""
-        dropped = {self.values[n] for n in chosen}
-        return sum(self._price(op) for v in dropped for op in self._chain(v, dropped))
+    def _candidate(self, value: Value, numbers: dict[Value, int]) -> Candidate:
+        ops = self._chain(value, {value})
+        read = {v for op in ops for v in op.inputs if v is not None}
+        sources = {numbers[v] for v in self._behind_views(read) if v in numbers and v is not value}
+        work = sum(map(self._price, ops))
+        return Candidate(value.tensor.nbytes, work, tuple(sorted(sources)))
+
+    def _behind_views(self, values: set[Value]) -> set[Value]:
+        """Values, and those that they are views of."""
+        found, pending = set(values), list(values)
+        while pending:
+            op = pending.pop().producer
+            if op is not None and self.is_free(op):
+                more = {v for v in op.inputs if v is not None} - found
+                found |= more
+                pending += more
+        return found
+
+    @property
+    def forward(self) -> int:
+        """The operations of the forward pass."""
+        return sum(map(self._price, self.graph.ops[: self.boundary + 1]))
 
     def _price(self, op: Op) -> int:
         """The operations of an op, counted once."""
         if op not in self.prices:
             self.prices[op] = _operations(op)
         return self.prices[op]
-
-    def cost(self, chosen: Sequence[int]) -> int:
-        """The operations of computing these values again."""
-        dropped = {self.values[n] for n in chosen}
-        ops: dict[Op, int] = {}
-        for value in dropped:
-            assert value.producer is not None
-            late = sum(self.places.get(u, -1) > self.boundary for u in value.users)
-            ops[value.producer] = max(late, 1) if _is_pointwise(value.producer) else 1
-            for op in self._chain(value, dropped):
-                ops.setdefault(op, 1)
-        return sum(self._price(op) * times for op, times in ops.items())
 
     def _chain(self, value: Value, dropped: set[Value]) -> set[Op]:
         """The ops that are copied to compute a value."""

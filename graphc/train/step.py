@@ -19,7 +19,7 @@ from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.machine import PRECISIONS
 from graphc.train.loss_scale import SCALE, LossScale
 from graphc.train.losses import LOSSES
-from graphc.train.memory import Memory, nbytes_of, parsed, taken, within
+from graphc.train.memory import Again, Memory, nbytes_of, parsed, taken, within
 from graphc.train.metrics import METRICS
 from graphc.train.optimizers import Adam, Optimizer
 from graphc.train.parameters import as_inference, discovered, statistics, with_own_names
@@ -275,17 +275,19 @@ class Step:
 
         key = kind, tuple((a.dtype.str, a.shape) for a in feeds.values())
         if key not in self._compiled:
-            made = self._made(make, feeds)
+            made, _ = self._made(make, feeds)
             model = compile(made.graph, threads=self.threads, precision=self.precision)
             inputs = [p.name for p in made.graph.params]
             self._compiled[key] = _Program(model, inputs, made.numbers, made.updated)
         return self._compiled[key]
 
-    def _made(self, make: Callable[..., Made], feeds: Mapping[str, np.ndarray]) -> Made:
-        """The graph of a program."""
+    def _made(
+        self, make: Callable[..., Made], feeds: Mapping[str, np.ndarray]
+    ) -> tuple[Made, Again]:
+        """The graph of a program, and what it computes again."""
         made = make(self.recipe, self.trained(), feeds)
         if self._limit is None or make not in (step_graph, gradients_graph):
-            return made
+            return made, Again()
         held = nbytes_of(self._state) + nbytes_of(self._slots)
         return within(made, held, self._limit, self.precision)
 
@@ -293,8 +295,9 @@ class Step:
         """What a step on such a batch takes, before one is run; print it for a table by layer."""
         make = step_graph if self.accumulate == 1 else gradients_graph
         (feeds, _), *_ = _parts(self._feeds(batch), self.accumulate)
-        made = self._made(make, feeds)
-        return taken(made, nbytes_of(self._state), nbytes_of(self._slots), self.precision)
+        made, again = self._made(make, feeds)
+        held = nbytes_of(self._state), nbytes_of(self._slots)
+        return taken(made, again, *held, self.precision)
 
     def _run(
         self, program: _Program, feeds: Mapping[str, np.ndarray], gradients: Arrays

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from graphc import dsl, train
+from graphc.driver import program_for
 from graphc.errors import ModelError
 from graphc.train.memory import parsed
 from graphc.train.recompute import _Plan
+from graphc.train.selection import selected
 from graphc.train.step_graph import step_graph
 
 RNG = np.random.default_rng(0)
@@ -87,9 +89,45 @@ def test_what_is_dropped_first_lies_apart():
     step = train.Step(deep(), "mse", train.SGD(0.1), threads=1)
     made = step_graph(step.recipe, step.trained(), step._feeds(batch))
     plan = _Plan(made.graph, made.graph.results[made.numbers.index("loss")])
-    layers = [n for n in plan.ranked() if plan.values[n].producer.name == "Tanh"]
-    first = sorted(layers[:5])
+    made = selected(plan.candidates, 5 * 512 * 32 * 4)
+    first = [n for n in made.chosen if plan.values[n].producer.name == "Tanh"]
+    assert len(first) >= 3 and made.cost == made.bound
     assert all(b - a > 1 for a, b in zip(first, first[1:]))
+
+
+def test_what_is_computed_again_is_not_kept_in_the_forward_pass():
+    """A Clip of a convolution is computed again from it: not in the kernel of the convolution."""
+    with dsl.building("clipped") as g:
+        h = g.input("x", dsl.f32["N", 8, 16, 16])
+        for n in range(6):
+            h = dsl.Conv(h, dsl.constant(floats(8, 8, 3, 3), name=f"w{n}"), pads=[1, 1, 1, 1])
+            h = dsl.Clip(h, np.float32(0), np.float32(6))
+        g.output(y=h)
+    batch = floats(16, 8, 16, 16), floats(16, 8, 16, 16)
+    step = train.Step(g.graph, "mse", train.SGD(0.1), threads=1)
+    made = step_graph(step.recipe, step.trained(), step._feeds(batch))
+    plan = _Plan(made.graph, made.graph.results[made.numbers.index("loss")])
+    clips = [n for n, v in enumerate(plan.values) if v.producer.name == "Clip"]
+    assert len(clips) >= 5
+    program = program_for(plan.applied(clips))
+    large = 16 * 8 * 16 * 16
+    for call in program.calls:
+        written = [
+            slot for buffer, slot in zip(program.kernels[call.kernel].params, call.slots)
+            if buffer.access == "out" and slot.elements == large
+        ]  # fmt: skip
+        assert len(written) <= 2, "a convolution, and what the next one reads"
+
+
+def test_the_report_tells_what_is_computed_again():
+    step = train.Step(deep(), "mse", train.SGD(0.1), threads=1)
+    batch = CASES["deep"][1]
+    usual = step.memory(batch)
+    assert usual.again.values == 0 and "again" not in str(usual)
+    limit = usual.parameters + int(0.8 * usual.temporaries)
+    again = train.Step(deep(), "mse", train.SGD(0.1), threads=1, memory=limit).memory(batch).again
+    assert 0 < again.bound <= again.operations < again.forward
+    assert f"{again.values} values are computed again by" in str(again)
 
 
 def test_limits_that_cannot_be_kept():

@@ -10,6 +10,7 @@ result, are left alone.
 from __future__ import annotations
 
 from graphc.ir.graph import Graph, Op, Region, Value
+from graphc.ir.ops.generic import APART
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.facts import is_pointwise
 from graphc.passes.manager.context import Context
@@ -87,7 +88,8 @@ def raise_scalars(graph: Graph, ctx: Context, widening: bool = False) -> None:
 
 def _moved_operand(op: Op, graph: Graph) -> tuple[int, Op] | None:
     """(position, movement) if an elementwise op has one operand, a movement of this op's alone,
-    and scalar constants besides."""
+    and scalar constants besides. What keeps ops apart stays between them: arithmetic in the
+    epilogue of the producer would be done, and stored, long before it is read."""
     if not is_pointwise(op):
         return None
     others = [n for n, v in enumerate(op.inputs) if v is not None and not is_scalar(v)]
@@ -101,6 +103,8 @@ def _moved_operand(op: Op, graph: Graph) -> tuple[int, Op] | None:
     if movement is None or value in graph.results or movement.name == "Constant":
         return None
     if not is_only_read_by(op, value, graph) or not structure.is_movement(movement):
+        return None
+    if APART in movement.defn.traits:
         return None
     _, source = structure.moved(movement)
     if source.constant is not None or source.tensor.most > value.tensor.most:
