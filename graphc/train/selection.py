@@ -66,7 +66,7 @@ def selected(candidates: Sequence[Candidate], wanted: int, work: int = WORK) -> 
     order = sorted(range(len(candidates)), key=lambda n: _ratio(candidates[n]))
     best = _one_by_one(candidates, wanted)
     least = cost(candidates, best)
-    root = _fractional(candidates, order, wanted)
+    root = _fractional(candidates, order, wanted) or 0
     queue = [(root, 0, 0, 0, 0)]  # bound, minus bytes, place in the order, chosen, cost
     while queue and work > 0:
         bound, freed, place, chosen, _ = queue[0]

@@ -90,10 +90,12 @@ def unknown(kernel: Kernel) -> set[str]:
     """The buffers that are accessed at positions which depend on data."""
     found = set()
     for stmt in walk_stmts(kernel.body):
-        nodes = [n for root in exprs(stmt) for n in walk(root) if isinstance(n, Load)]
-        for access in [*nodes, *([stmt] if isinstance(stmt, Store) else [])]:
-            if not all(map(_is_known, access.index)):
-                found.add(access.source if isinstance(access, Load) else access.buffer)
+        if isinstance(stmt, Store) and not all(map(_is_known, stmt.index)):
+            found.add(stmt.buffer)
+        for root in exprs(stmt):
+            for node in walk(root):
+                if isinstance(node, Load) and not all(map(_is_known, node.index)):
+                    found.add(node.source)
     return found
 
 

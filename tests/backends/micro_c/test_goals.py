@@ -36,7 +36,8 @@ def test_both_goals_give_the_same(opt, tmp_path):
     samples = ([data], reference(model, [data]))
     options = BundleOptions(name="net", samples=samples, tolerance=1e-4, opt=opt)
     files = write_bundle(program, tmp_path, options)
-    assert "net_sizes" in str(files["net_weights.c"]) and "sizes[0]" in str(files["net.c"])
+    assert "net_sizes" in str(files["net_weights.c"])
+    assert "sizes_of_the_call[0]" in str(files["net.c"])
     flags = ["-std=c99", "-O1", *STRICT, *SANITISED]
     checked(["gcc", *flags, "net.c", "net_weights.c", "net_test.c", "-lm", "-o", "t"], tmp_path)
     checked(["./t"], tmp_path)
