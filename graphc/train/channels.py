@@ -80,7 +80,7 @@ def with_channels(
     constants = {op.output.name: op for op in graph.ops if op.name == "Constant"}
     weights = [n for n in names if sum(d != 1 for d in constants[n].output.tensor.dims) > 1]
     for rule in rules:
-        if not any(fnmatchcase(name, rule.pattern) for name in weights):
+        if rule.pattern != "*" and not any(fnmatchcase(name, rule.pattern) for name in weights):
             raise ModelError(
                 f"channels: no weight that is trained matches {rule.pattern!r}; there are "
                 f"{', '.join(weights) or 'none'}"
