@@ -50,6 +50,7 @@ from graphc.passes.analysis.spaces import balanced_tiles, known_last, merge_adja
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
 from graphc.passes.lower.strategies.cache_blocks import emit_blocks, needs_blocks
 from graphc.passes.lower.strategies.column_operand import Panels, prepare_columns
+from graphc.passes.lower.strategies.depth_blocks import DepthBlocks, depth_blocks
 from graphc.passes.lower.strategies.reductions import strides_small
 from graphc.passes.lower.strategies.row_operand import CENTRES, prepare_rows, take_quads
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan, tile_plan
@@ -57,8 +58,10 @@ from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePl
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
 LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns
 FEW_ROWS = 8  # that do not make up for panels made at run time
-BLOCK = 4096  # steps of a depth, at least twice as long, whose products are summed apart
 LONG_EPILOGUE = 10  # cost, per product of a step, beyond which it is not repeated for every row
+
+Tile = tuple[dict, Index, Expr, int, Expr, list[tuple[int, int]]]
+"""The operands of TileEmitter.sums, which tell where a tile is."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,9 @@ class TileEmitter:
         self.column = Index("column", plan.columns)
         self.is_open = False  # whether the panel at hand may lack columns
         self.flatten()
+        is_serial = all(self._kind_of(x) == "serial" for x in self.depth)
+        is_apart = is_serial and match.hole.dtype.is_float
+        self.blocks_apart = depth_blocks(self.depth) if is_apart else None
 
     def flatten(self) -> None:
         """Epilogue, offset and operands over merged outer and row indices and one column."""
@@ -318,10 +324,36 @@ class TileEmitter:
         self, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
         pieces: list[tuple[int, int]],
     ) -> Buffer:  # fmt: skip
-        """The sums of a tile, in registers."""
-        sums = self.zeros(self.match.hole.dtype, size, pieces)
-        self.sum_over(sums, fixed, tiled, row, size, panel, pieces, list(self.depth), {})
-        return sums
+        """The sums of a tile: in registers, or on the stack where they are those of blocks."""
+        dtype, blocks = self.match.hole.dtype, self.blocks_apart
+        where: Tile = (fixed, tiled, row, size, panel, pieces)
+        if blocks is None:
+            sums = self.zeros(dtype, size, pieces)
+            self.sum_over(sums, *where, self.depth, {})
+            return sums
+        total = self.k.alloc(dtype, (size * self.plan.panel,), "stack")
+        with self.k.loop(size) as t:
+            self.set(total, 1, pieces, lambda cell: Const(0, dtype), t * self.plan.panel)
+        with self.k.loops(*(x.extent for x in blocks.outside)) as outside:
+            at = dict(zip(blocks.outside, outside))
+            count, left = divided(blocks.split.extent, blocks.piece)
+            with self.k.loop(count) as block:
+                self._add_block(total, where, blocks, at, block * blocks.piece, blocks.piece)
+            if left != 0:
+                start = as_expr(count * blocks.piece, i64)
+                self._add_block(total, where, blocks, at, start, left)
+        return total
+
+    def _add_block(
+        self, total: Buffer, where: Tile, blocks: DepthBlocks, at: dict, start: Expr, count: Dim
+    ) -> None:
+        """Adds to the total of a tile what a block of the depth gives."""
+        _, _, _, size, _, pieces = where
+        sums = self.zeros(total.dtype, size, pieces)
+        with self.k.loop(count) as x:
+            inside = {**at, blocks.split: simplify(start + x)}
+            self.sum_over(sums, *where, blocks.inside, inside)
+        self.set(total, size, pieces, lambda cell: total[cell] + sums[cell])
 
     def zeros(self, dtype: DType, size: int, pieces: list[tuple[int, int]]) -> Buffer:
         """A tile in registers, of zeros."""
@@ -335,9 +367,10 @@ class TileEmitter:
     ) -> None:  # fmt: skip
         """A long epilogue (an activation with a polynomial) is written once, not once per row: the
         sums leave their registers for a tile on the stack."""
-        width = self.plan.panel
-        tile = self.k.alloc(sums.dtype, (size * width,), "stack")
-        self.set(tile, size, pieces, lambda cell: sums[cell])
+        width, tile = self.plan.panel, sums
+        if self.blocks_apart is None:
+            tile = self.k.alloc(sums.dtype, (size * width,), "stack")
+            self.set(tile, size, pieces, lambda cell: sums[cell])
         with self.k.loop(size) as at:
             self.finish_row(tile, {**fixed, tiled: row + at}, panel, at * width, pieces)
 
@@ -383,16 +416,10 @@ class TileEmitter:
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
         pieces: list[tuple[int, int]], depth: list[Index], at: dict,
     ) -> None:  # fmt: skip
-        def steps(start: Expr, count: Dim) -> None:
-            with self.k.loop(count, self._kind_of(depth[0])) as x:
-                inner = {**at, depth[0]: simplify(start + x)}
-                self.sum_over(sums, fixed, tiled, row, size, panel, pieces, depth[1:], inner)
-
-        if depth and most(depth[0].extent) >= 2 * BLOCK and sums.dtype.is_float:
-            self._sum_blocks(sums, size, pieces, depth[0].extent, steps)
-        elif depth:
-            steps(Const(0, i64), depth[0].extent)
         if depth:
+            with self.k.loop(depth[0].extent, self._kind_of(depth[0])) as x:
+                inner = {**at, depth[0]: x}
+                self.sum_over(sums, fixed, tiled, row, size, panel, pieces, depth[1:], inner)
             return
         # Row by row, so that a broadcast element dies before the next; the loads of the column
         # vectors are the same in every row, and are shared by the code generator.
@@ -406,23 +433,6 @@ class TileEmitter:
                         columns[j] = self._column_element(where, panel, j, v, at)
                     cell = simplify(v + (t * self.plan.panel + j))
                     self._multiply(sums, cell, a, columns[j])
-
-    def _sum_blocks(
-        self, sums: Buffer, size: int, pieces: list[tuple[int, int]], extent: Dim,
-        steps: Callable[[Expr, Dim], None],
-    ) -> None:  # fmt: skip
-        """Sums over a long index, of blocks that are brought together on the stack."""
-        zero = Const(0, sums.dtype)
-        total = self.k.alloc(sums.dtype, sums.shape, "stack")
-        self.set(total, size, pieces, lambda cell: zero)
-        blocks, left = divided(extent, BLOCK)
-        with self.k.loop(blocks) as block:
-            steps(simplify(block * BLOCK), BLOCK)
-            self.set(total, size, pieces, lambda cell: total[cell] + sums[cell])
-            self.set(sums, size, pieces, lambda cell: zero)
-        if left != 0:
-            steps(as_expr(blocks * BLOCK, i64), left)
-        self.set(sums, size, pieces, lambda cell: total[cell] + sums[cell])
 
     def _multiply(self, sums: Buffer, cell: Expr, a: Expr, b: Expr) -> None:
         if self.plan.quad is None:

@@ -1,0 +1,49 @@
+"""A long depth in blocks, whose products are summed apart.
+
+Errors then grow with the steps of a block and with the number of blocks, not with their product (N.
+J. Higham, The Accuracy of Floating Point Summation, 1993). The sums of blocks are added up on the
+stack: a load, an addition and a store for each register of a tile and each block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from graphc.ir.expr import Index
+from graphc.ir.extents import most
+from graphc.ir.types import Dim
+
+STEPS = 256  # of a block, at most; a depth of fewer than twice as many is not divided
+
+
+@dataclass(frozen=True)
+class DepthBlocks:
+    """Summed indices `outside` of blocks; the one, `split`, of which a block has `piece` values;
+    and those `inside`."""
+
+    outside: list[Index]
+    split: Index
+    piece: int
+    inside: list[Index]
+
+
+def depth_blocks(depth: list[Index]) -> DepthBlocks | None:
+    """The blocks of a depth; None if it is short."""
+    room, number = STEPS, len(depth) - 1
+    while number > 0 and isinstance(depth[number].extent, int) and depth[number].count <= room:
+        room //= max(depth[number].count, 1)
+        number -= 1
+    outside, split, inside = depth[:number], depth[number:][:1], depth[number + 1 :]
+    steps = prod(most(x.extent) for x in depth)
+    if not split or steps < 2 * STEPS or most(split[0].extent) <= room:
+        return None
+    return DepthBlocks(outside, split[0], _piece(split[0].extent, room), inside)
+
+
+def _piece(extent: Dim, room: int) -> int:
+    """The largest divisor of an extent that fits, unless it is a small part of what does."""
+    if not isinstance(extent, int):
+        return room
+    best = max(d for d in range(1, room + 1) if extent % d == 0)
+    return best if 2 * best > room else room
