@@ -14,7 +14,7 @@ from graphc.ir.expr import Index
 from graphc.ir.extents import most
 from graphc.ir.types import Dim
 
-STEPS = 512  # of a block, at most; a depth of fewer than twice as many is not divided
+STEPS = 256  # of a block, at most; a depth of fewer than twice as many is not divided
 
 
 @dataclass(frozen=True)
