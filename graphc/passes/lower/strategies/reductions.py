@@ -41,8 +41,7 @@ from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.guards import trim
 
 UNROLL = 16  # iterations of a small reduction that are unrolled
-LONG = 512  # terms of a scalar that are worth sums of parts
-LONG_LANE = 2048  # terms of a lane, which are so if parts of them cost nothing
+LONG = 512  # terms of an accumulator that are worth sums of parts
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Reductions:
         lanes = 1 if per_lane else self.horizontal_lanes(group, axes[-1])
         if lanes > 1:
             return self.horizontal(group, axes, lanes, bound)
-        if (parts := in_parts(group, LONG_LANE if per_lane else LONG)) is not None:
+        if (parts := in_parts(group)) is not None:
             totals = self.reduction(parts, bound, per_lane)
             return [self.k.let(cast(t, r.dtype)) for t, r in zip(totals, group)]
         accumulators = [
@@ -189,7 +188,7 @@ class Reductions:
                     step(into, ((x + first) * chains + c) * lanes, c, lanes, bound | {x})
 
         whole, left = divided(axis.extent, chains * lanes)
-        is_long = most(whole) > LONG_LANE and _sums_floats(group)
+        is_long = most(whole) > LONG and _sums_floats(group)
         size = math.isqrt(most(whole)) if is_long else most(whole)
         parts = divided(whole, size)[0] if is_long else 0
         if parts != 0:
@@ -234,12 +233,12 @@ class Reductions:
         return self.k.let(cast(accumulator[Const(0, i64)], r.dtype))
 
 
-def in_parts(group: list[Reduce], longest: int) -> list[Reduce] | None:
-    """Sums of floats over the same axes, of more than so many terms, as sums of about as many parts
-    as each has terms; None if they are shorter, or none of them is a sum of floats."""
+def in_parts(group: list[Reduce]) -> list[Reduce] | None:
+    """Long sums of floats over the same axes, as sums of about as many parts as each has terms;
+    None if they are short, or none of them is a sum of floats."""
     axes = group[0].axes
     total = points(axes)
-    if total <= longest or not _sums_floats(group):
+    if total <= LONG or not _sums_floats(group):
         return None
     outer, inner, mapping = _split(axes, math.isqrt(total))
     guard = _inside(mapping)

@@ -96,6 +96,14 @@ def test_errors_of_long_sums_do_not_grow_with_their_length(count):
     np.testing.assert_allclose(found[:, 0], x.mean(axis=1, dtype=np.float64), rtol=2e-6)
 
 
+@pytest.mark.parametrize("axes", [(0, 2), (0, 2, 3), (0, 1), (1, 2, 3)])
+def test_errors_of_means_over_channels(axes):
+    x = rng(3).random((60, 24, 30, 36), np.float32)
+    graph, inputs = build(lambda b, v: b.ReduceMean(v, np.array(axes), keepdims=0), v=x)
+    (result,) = native(program_of(graph, 64), inputs)
+    np.testing.assert_allclose(result, x.mean(axis=axes, dtype=np.float64), rtol=6e-7)
+
+
 @pytest.mark.parametrize("op", ["ReduceSum", "ReduceMax", "ReduceProd"])
 @pytest.mark.parametrize("shape", [(31, 37, 2), (2, 547, 3), (25, 3, 23)], ids=str)
 def test_long_reductions_in_parts(shape, op):
