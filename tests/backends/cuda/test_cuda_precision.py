@@ -182,8 +182,8 @@ def test_rounding_to_tf32_on_the_way_to_matrix_cores(transposed):
     np.testing.assert_allclose(found[5], 3e38, 2**-11)
 
 
-def test_only_gpus_have_a_precision():
-    with pytest.raises(UnsupportedError, match="target 'cuda' has"):
-        graphc.compile(str(DIGITS), target="cpu", precision="f16")
+def test_microcontrollers_have_no_precision():
+    with pytest.raises(UnsupportedError, match="target 'c' has no precision"):
+        graphc.compile(str(DIGITS), target="c", precision="f16")
     with pytest.raises(ModelError, match="one of f32, tf32, f16, bf16"):
         graphc.compile(str(DIGITS), target="cuda", simulate=True, precision="f8")
