@@ -84,7 +84,7 @@ def test_bad_feeds(feeds, message):
         graphc.compile(DIGITS, threads=1).run(feeds)
 
 
-@pytest.mark.parametrize("option", [{"simulate": True}, {"arch": "sm_80"}, {"precision": "f16"}])
+@pytest.mark.parametrize("option", [{"simulate": True}, {"arch": "sm_80"}])
 def test_options_of_gpus_for_a_cpu(option):
     with pytest.raises(graphc.UnsupportedError, match=f"no {next(iter(option))}=.*'cuda' has"):
         graphc.compile(DIGITS, **option)

@@ -53,7 +53,14 @@ def shaped(
     """The outputs of a run, given the memory of each and the values of all sizes."""
     known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(program.all_sizes, sizes)}
     shapes = [_shape(type, known) for _, type in program.own_outputs]
-    return [y.reshape(-1)[: math.prod(s)].reshape(s) for y, s in zip(outputs, shapes)]
+    return [_first(y, shape) for y, shape in zip(outputs, shapes)]
+
+
+def _first(array: np.ndarray, shape: list[int]) -> np.ndarray:
+    """As many of the first elements of an array as the shape takes."""
+    if array.shape == tuple(shape):
+        return array
+    return array.reshape(-1)[: math.prod(shape)].reshape(shape).copy()
 
 
 def pointers(arrays: Sequence[np.ndarray]) -> Any:
