@@ -31,9 +31,9 @@ def test_a_full_disk(name, tmp_path):
     dim = "N=1000" if name == "m.npz" else "N=1"
     argv = [*command.get(name, ["compile"]), DIGITS, "--dim", dim, "-o", tmp_path / name]
     done = subprocess.run(
-        [sys.executable, "-m", "graphc", *map(str, argv)], capture_output=True, text=True,
+        [sys.executable, "-B", "-m", "graphc", *map(str, argv)], capture_output=True, text=True,
         preexec_fn=lambda: limited_files(1000),
-    )  # fmt: skip
+    )  # fmt: skip  # -B: Python would leave the first bytes of compiled modules to later runs
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
     assert not list(tmp_path.iterdir())
 
