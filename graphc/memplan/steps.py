@@ -126,12 +126,12 @@ def step_graph(steps: Sequence[Step], requests: Sequence[Request]) -> StepGraph:
 
 def bits(mask: int) -> list[int]:
     """The positions of the ones, ascending."""
-    lags = []
+    places = []
     while mask:
         low = mask & -mask
-        lags.append(low.bit_length() - 1)
+        places.append(low.bit_length() - 1)
         mask ^= low
-    return lags
+    return places
 
 
 Access = tuple[int, int, int]

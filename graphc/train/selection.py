@@ -19,6 +19,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphc.memplan.steps import bits
+
 WORK = 400_000  # chains that are computed, at most, in the search
 
 
@@ -47,13 +49,13 @@ def cost(candidates: Sequence[Candidate], chosen: int) -> int:
     total = 0
     chains: dict[int, int] = {}
     works: dict[int, int] = {}
-    for number in _ones(chosen):
+    for number in bits(chosen):
         chain, given = 1 << number, [s for s in candidates[number].sources if s in chains]
         work = candidates[number].work
         for source in given:
             work += works[source]
             if chain & chains[source]:
-                work -= sum(candidates[n].work for n in _ones(chain & chains[source]))
+                work -= sum(candidates[n].work for n in bits(chain & chains[source]))
             chain |= chains[source]
         chains[number], works[number] = chain, work
         total += work
@@ -87,7 +89,7 @@ def selected(candidates: Sequence[Candidate], wanted: int, work: int = WORK) -> 
             if rest is not None and price + rest < least:
                 heapq.heappush(queue, (price + rest, more, place + 1, taken, price))
     proven = min([least, *(entry[0] for entry in queue[:1])])
-    return Selection(tuple(_ones(best)), least, proven)
+    return Selection(tuple(bits(best)), least, proven)
 
 
 def _one_by_one(candidates: Sequence[Candidate], wanted: int) -> int:
@@ -108,7 +110,7 @@ def _one_by_one(candidates: Sequence[Candidate], wanted: int) -> int:
 
 def _without_spare(candidates: Sequence[Candidate], chosen: int, spare: int) -> int:
     """A choice less what it frees for nothing, the dearest first."""
-    for number in sorted(_ones(chosen), key=lambda n: (-candidates[n].work, n)):
+    for number in sorted(bits(chosen), key=lambda n: (-candidates[n].work, n)):
         if candidates[number].nbytes <= spare:
             chosen &= ~(1 << number)
             spare -= candidates[number].nbytes
@@ -132,13 +134,3 @@ def _fractional(candidates: Sequence[Candidate], order: Sequence[int], wanted: i
 
 def _ratio(candidate: Candidate) -> float:
     return candidate.work / max(candidate.nbytes, 1)
-
-
-def _ones(mask: int) -> list[int]:
-    """The positions of the ones of a number, ascending."""
-    found = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
-    return found

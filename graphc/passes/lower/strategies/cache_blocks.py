@@ -20,10 +20,10 @@ from graphc.ir.extents import as_dim, points
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
+from graphc.passes.lower.strategies.depth_blocks import STEPS, cut
 
 Emitter = Any  # TileEmitter of register_tiles.py, which imports this module
 Segment = Any  # of the same
-STEPS = 256  # of the depth that are computed at a time; twice as many, if these are all
 FEW_PANELS = 4  # that do not make up for a copy of rows
 TOGETHER = 8  # tiles, and panels, of a block whose depth the caches do not hold
 STACK = 1 << 17  # bytes of sums on the stack
@@ -128,7 +128,8 @@ class _Block:
     def in_steps(self) -> None:
         """All tiles, a part of the depth at a time."""
         e, k, right = self.e, self.e.k, self.blocks.panels
-        outside, split, inside = _split(e.depth, STEPS)
+        outside, split, whole, room = cut(e.depth, STEPS)
+        inside = [Index(split.name, _even(split.count, room)), *whole]
         parts = -(-split.count // inside[0].count)
         extents = (*(x.extent for x in outside), parts)
         total = k.alloc(e.match.hole.dtype, (self.blocks.tiles * right * self.cells,), "stack")
@@ -191,17 +192,3 @@ class _Block:
 def _number(count: int, at: Expr, each: int) -> Dim:
     """How many of `count` there are in a group of at most `each`."""
     return as_dim(minimum(count - at * each, each)) if count % each else each
-
-
-def _split(depth: list[Index], steps: int) -> tuple[list[Index], Index, list[Index]]:
-    """The summed indices outside of blocks, the one that is split, and those inside, of which the
-    first is a part of it, whose last may be shorter."""
-    inside: list[Index] = []
-    for n in reversed(range(1, len(depth))):
-        if depth[n].count > steps:
-            break
-        steps //= depth[n].count
-        inside.insert(0, depth[n])
-    split = depth[len(depth) - len(inside) - 1]
-    piece = _even(split.count, max(steps, 1))
-    return depth[: len(depth) - len(inside) - 1], split, [Index(split.name, piece), *inside]

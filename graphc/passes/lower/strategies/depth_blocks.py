@@ -30,15 +30,22 @@ class DepthBlocks:
 
 def depth_blocks(depth: list[Index]) -> DepthBlocks | None:
     """The blocks of a depth; None if it is short."""
-    room, number = STEPS, len(depth) - 1
+    if prod(most(x.extent) for x in depth) < 2 * STEPS:
+        return None
+    outside, split, inside, room = cut(depth, STEPS)
+    if most(split.extent) <= room:
+        return None
+    return DepthBlocks(outside, split, _piece(split.extent, room), inside)
+
+
+def cut(depth: list[Index], steps: int) -> tuple[list[Index], Index, list[Index], int]:
+    """The summed indices outside of blocks of so many steps, the one that is cut, those inside of
+    blocks, and how many values of the one that is cut a block has room for."""
+    room, number = steps, len(depth) - 1
     while number > 0 and isinstance(depth[number].extent, int) and depth[number].count <= room:
         room //= max(depth[number].count, 1)
         number -= 1
-    outside, split, inside = depth[:number], depth[number:][:1], depth[number + 1 :]
-    steps = prod(most(x.extent) for x in depth)
-    if not split or steps < 2 * STEPS or most(split[0].extent) <= room:
-        return None
-    return DepthBlocks(outside, split[0], _piece(split[0].extent, room), inside)
+    return depth[:number], depth[number], depth[number + 1 :], room
 
 
 def _piece(extent: Dim, room: int) -> int:
