@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
 from differential import interpret_program
 
+import graphc
+from graphc.ir.compare import compare
 from graphc.ir.expr import Expr, Reduce, call, identity_of, substitute
+from graphc.ir.graph import Graph
+from graphc.ir.interp import interpret
 from graphc.ir.kernel import Kernel, KernelBuilder
 from graphc.ir.program import Program, at_sizes, true_outputs
 from graphc.ir.sizes import sizes_of
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.lower.lowered import Lowered, in_place
+from graphc.passes.specialise import pin, specialise
+from graphc.runtime.feeds import random_feeds
 
 
 def loops_of_any_size(part: Computation) -> Lowered:
@@ -55,3 +62,16 @@ def run_at(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     values = sizes_of(program.sizes, program.inputs, [np.shape(x) for x in inputs])
     static = at_sizes(program, values)
     return true_outputs(static, interpret_program(static, inputs))
+
+
+def agrees_on_the_cpu(graph: Graph, name: str) -> None:
+    """Compares one compiled program with the interpreter, at six sizes drawn by a name."""
+    model = graphc.compile(graph, specialise="any", threads=1)
+    dice = random.Random(name)
+    for seed in range(6):
+        dims = {s.name: dice.randint(s.lo, s.hi) for s in graph.symbols.values()}
+        feeds = random_feeds(pin(graph, dims=dims), seed)
+        static = specialise(graph, {n: x.shape for n, x in feeds.items()})
+        for found, wanted in zip(model.run(feeds), interpret(static, list(feeds.values()))):
+            assert compare("output", found, wanted).within(2e-5), dims
+    assert len(model.executables()) == 1 and not model.why_exact

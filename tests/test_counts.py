@@ -199,15 +199,20 @@ CASES = {
 }  # fmt: skip
 
 
+def judged(name):
+    """The inputs of a case, each with what ONNX Runtime gives for them."""
+    source, cases = CASES[name]
+    session = onnxruntime.InferenceSession(model(source).SerializeToString())
+    names = [each.name for each in session.get_inputs()]
+    for inputs in cases:
+        yield inputs, session.run(None, dict(zip(names, inputs)))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_one_program_gives_what_onnx_runtime_does(name):
-    source, cases = CASES[name]
-    proto, programs = model(source), []
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
-    names = [each.name for each in session.get_inputs()]
-    compiled = graphc.compile(proto, threads=1, observe=programs.append)
-    for inputs in cases:
-        expected = session.run(None, dict(zip(names, inputs)))
+    programs: list = []
+    compiled = graphc.compile(model(CASES[name][0]), threads=1, observe=programs.append)
+    for inputs, expected in judged(name):
         assert_same(compiled.run(list(inputs)), expected, 1e-5, "compiled")
         (program,) = programs
         if name != "rows":  # whose products take fused operations apart
@@ -221,15 +226,12 @@ def test_one_program_gives_what_onnx_runtime_does(name):
 @pytest.mark.parametrize("name", CASES)
 def test_the_graph_means_the_same(name):
     """With counts and corners it is verified, printed and read back, and interpreted."""
-    source, cases = CASES[name]
-    session = onnxruntime.InferenceSession(model(source).SerializeToString())
-    names = [each.name for each in session.get_inputs()]
-    graph = counts.counted(specialise(graphc.import_onnx(model(source)), partial=True), None, print)
+    proto = model(CASES[name][0])
+    graph = counts.counted(specialise(graphc.import_onnx(proto), partial=True), None, print)
     verify(graph)
     text = str(graph)
     assert str(parse_graph(text, graph_constants(graph))) == text == str(clone_graph(graph))
-    for inputs in cases:
-        expected = session.run(None, dict(zip(names, inputs)))
+    for inputs, expected in judged(name):
         assert_same(interpret(graph, inputs), expected, 1e-5, "interpreted")
 
 
@@ -336,13 +338,9 @@ def test_a_size_is_used_only_once_it_is_known():
 
 @pytest.mark.parametrize("name", CASES)
 def test_plain_c_tells_counts(name):
-    source, cases = CASES[name]
-    proto, programs = model(source), []
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
-    names = [each.name for each in session.get_inputs()]
-    compiled = graphc.compile(proto, target="plain", observe=programs.append)
-    for inputs in cases:
-        expected = session.run(None, dict(zip(names, inputs)))
+    programs: list = []
+    compiled = graphc.compile(model(CASES[name][0]), target="plain", observe=programs.append)
+    for inputs, expected in judged(name):
         assert_same(compiled.run(list(inputs)), expected, 1e-5, "plain C")
     (program,) = programs
     assert program.counts

@@ -6,17 +6,15 @@ import random
 
 import numpy as np
 import pytest
+from open_shapes import agrees_on_the_cpu
 from test_open_shapes import agrees_at, program_of
 
 import graphc
 from graphc.errors import ModelError
-from graphc.ir.compare import compare
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.passes.general import NotOpen, general
 from graphc.passes.narrowing import open_within
-from graphc.passes.specialise import pin, specialise
-from graphc.runtime.feeds import random_feeds
 
 WHERE = "where N: 1..4, S: 2..11, H: 4..9"
 GRAPHS = {
@@ -87,16 +85,7 @@ def test_plain_loops(name):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_on_the_cpu(name):
-    graph = graph_of(name)
-    model = graphc.compile(graph, specialise="any", threads=1)
-    dice = random.Random(name)
-    for seed in range(6):
-        dims = {s.name: dice.randint(s.lo, s.hi) for s in graph.symbols.values()}
-        feeds = random_feeds(pin(graph, dims=dims), seed)
-        static = specialise(graph, {n: x.shape for n, x in feeds.items()})
-        for found, wanted in zip(model.run(feeds), interpret(static, list(feeds.values()))):
-            assert compare("output", found, wanted).within(2e-5), dims
-    assert len(model.executables()) == 1 and not model.why_exact
+    agrees_on_the_cpu(graph_of(name), name)
 
 
 def test_bytes_of_windows_with_room_to_spare():
