@@ -1,4 +1,4 @@
-"""Work behind the first answer: what has to be done, but nobody waits for.
+"""Work behind the first answer (write-behind): what has to be done, but nobody waits for.
 
 To keep what was compiled means to hash weights and to write them to disk, which can take longer
 than compiling. A thread begins with that a moment after it was asked for; what is left when the

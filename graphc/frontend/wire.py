@@ -33,8 +33,10 @@ def split(data: memoryview) -> tuple[bytes | memoryview, dict[int, memoryview]]:
 def _split(data: memoryview) -> tuple[bytes, dict[int, memoryview]]:
     contents: dict[int, memoryview] = {}
     graph: list[bytes | memoryview] = []
-    (whole,) = _only(data, GRAPH)
-    start, body, end = whole
+    places = _only(data, GRAPH)
+    if not places:
+        raise _Unusual
+    ((start, body, end),) = places
     number = at = 0
     inside = data[body:end]
     for field, begin, first, last in _fields(inside):
@@ -55,7 +57,7 @@ def _split(data: memoryview) -> tuple[bytes, dict[int, memoryview]]:
 def _only(data: memoryview, wanted: int) -> list[list[int]]:
     """Where the field with a number begins, and its contents begin and end: once, or not at all."""
     places = [place for field, *place in _fields(data) if field == wanted]
-    if len(places) > 1 or (wanted == GRAPH and not places):
+    if len(places) > 1:
         raise _Unusual
     return places
 

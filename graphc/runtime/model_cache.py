@@ -6,8 +6,9 @@ packages that models are read with, and the CPU. Under it the cache of compiled 
 was compiled to one piece of native code, and for the program for all shapes, it keeps under which
 key that code is (artifact.py), and how long compiling took. Code and weights are not kept twice.
 
-A *sign* is made of the same, but of a sample of the bytes: where it is not in the cache, the model
-is not either. Such a model's bytes are hashed behind the first answer, as all is written then.
+A *fingerprint* is made of the same, but of a sample of the bytes. Where the cache does not have it,
+it does not have the model either, whose bytes are then hashed behind the first answer. All is
+written then, too.
 
 The bytes of a file are hashed only if it changed since that was last done: their digest is kept by
 the file's identity (files.py).
@@ -113,7 +114,7 @@ class Entry:
 
     def __init__(self, cache: DiskCache, parts: Sequence[str], source: Source):
         self.cache, self.parts, self.source = cache, parts, source
-        self.sign = cache_key("sign of a model", source.sample, *parts)
+        self.fingerprint = cache_key("fingerprint of a model", source.sample, *parts)
         self.warnings = errors.warned
 
     @cached_property
@@ -159,8 +160,8 @@ class Entry:
 
     def _get(self, key: Callable[[], str]) -> bytes | None:
         """What the cache has under a key, which costs reading the model, if it knows the model."""
-        finish(self.sign)
-        if self.cache.get(self.sign) is None:
+        finish(self.fingerprint)
+        if self.cache.get(self.fingerprint) is None:
             return None
         try:
             return self.cache.get(key())
@@ -205,7 +206,7 @@ class Entry:
             with contextlib.suppress(OSError):
                 work()
 
-        behind(self.sign, keep)
+        behind(self.fingerprint, keep)
 
     def _keep_part(self, part: object, image: Image, seconds: float) -> None:
         if not image.kept.key:
@@ -240,7 +241,7 @@ class Entry:
         files = [[str(path), _digest(path, self.cache)] for path in sorted(external)]
         if all(identity(path.stat()) == known for path, known in external.items()):
             self.cache.put(self.key, json.dumps({**record, "external": files}).encode())
-            self.cache.put(self.sign, b"")
+            self.cache.put(self.fingerprint, b"")
 
 
 class CachedModel(CompiledModel):

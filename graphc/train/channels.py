@@ -74,7 +74,7 @@ def with_channels(
     a text names; and the channels, by the names of weights that are parts. Parameters of one
     dimension, and weights that no rule fits, are trained whole.
 
-    ModelError if a weight is not that of a Conv, Gemm or MatMul, or a rule fits none.
+    ModelError if a weight is not that of a Conv, Gemm or MatMul, or a rule with a name fits none.
     """
     rules, graph = parsed(text), clone_graph(model)
     constants = {op.output.name: op for op in graph.ops if op.name == "Constant"}

@@ -51,9 +51,9 @@ def cached_image(graph: Graph, options: str, make: Callable[[], Program]) -> Ima
         return f"constant {len(constants) - 1}"
 
     parts = [print_graph(graph, named=number), options, host_target().key]
-    sign = cache_key("sign of an image", *parts, *map(_sample, constants))
-    finish(sign)
-    if cache.get(sign) is not None:
+    fingerprint = cache_key("fingerprint of an image", *parts, *map(_sample, constants))
+    finish(fingerprint)
+    if cache.get(fingerprint) is not None:
         cached = kept_image(cache, _image_key(parts, constants))
         if cached is not None:
             return cached
@@ -62,10 +62,10 @@ def cached_image(graph: Graph, options: str, make: Callable[[], Program]) -> Ima
     def keep() -> None:
         key = _image_key(parts, constants)
         contents = pack({(): image}, {}, _kept(cache, image.constants))
-        if cache.put(key, *contents) and cache.put(sign, b""):
+        if cache.put(key, *contents) and cache.put(fingerprint, b""):
             image.kept.key = key
 
-    behind(sign, keep)
+    behind(fingerprint, keep)
     return image
 
 

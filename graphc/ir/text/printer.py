@@ -60,8 +60,8 @@ LINE = 100  # headers longer than this are broken into lines
 
 def print_graph(graph: Graph, elide: Collection[Op] | bool = False, named: Named = digest) -> str:
     """The text of a graph. `elide` prints the contents of these Constant ops (True: of all that
-    are too large to be written out) as `...`, which costs no hashing but does not parse back; no
-    more does what names large constants otherwise than by their digests."""
+    are too large to be written out) as `...`. `named` tells the name of a large constant, by
+    default its digest. Text with `...` or other names costs no hashing, but does not parse back."""
     return _GraphPrinter(elide, named).graph(graph)
 
 
