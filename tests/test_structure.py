@@ -31,7 +31,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "targets",
     "driver",
     "api",
-    "backend demo transforms ray",
+    "backend demo transforms ray observing",
     "train",
     "cli",
     "__main__",
