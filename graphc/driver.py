@@ -34,6 +34,7 @@ from graphc.plugins import load_installed
 from graphc.runtime.compiled import CompiledModel
 from graphc.runtime.exchange import as_numpy
 from graphc.runtime.plans import CompileStatic
+from graphc.runtime.readings import Recorder
 from graphc.targets.base import CHECKS, MODES, PREPARING, Build, Target
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Settings:
     indices and lengths to be in range: what is not is clamped; and `specialise`, which tells how a
     model of open shape runs: "any", by one program for all shapes within bounds; "exact", by one
     compiled for each shape; "auto", by the first, and by exact ones for shapes that keep coming
-    (runtime/tiers.py)."""
+    (runtime/tiers.py). With a `recorder` programs can time their steps (runtime/readings.py)."""
 
     threads: int = field(default_factory=_default_threads)
     passes: Pipeline | None = None
@@ -68,6 +69,7 @@ class Settings:
     max_iterations: int = MAX_ITERATIONS
     checks: str = "on"
     specialise: str = "auto"
+    recorder: Recorder | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.threads, int) or self.threads < 1:
@@ -88,7 +90,13 @@ class Settings:
     def is_plain(self) -> bool:
         """Whether a program depends on the graph and `passes` alone, and nobody watches: then it
         may come from the cache."""
-        watched = self.hooks or self.observe or self.context.debug or self.context.fuel is not None
+        watched = (
+            self.hooks
+            or self.observe
+            or self.recorder
+            or self.context.debug
+            or self.context.fuel is not None
+        )
         ours = all(made_here(r.function) for r in RULES.values())
         return ours and not watched and (self.passes is None or isinstance(self.passes, str))
 
@@ -171,6 +179,8 @@ def configured(
 def compiler(target: Target, settings: Settings) -> CompileStatic:
     """What compiles static graphs for a target."""
     target = target.attached()
+    if settings.recorder is not None and not target.records:
+        raise UnsupportedError(f"target {target.name!r} does not time its steps")
 
     def key(graph: Graph) -> str | None:
         if not (settings.is_plain and _is_ours(graph)):
@@ -180,7 +190,9 @@ def compiler(target: Target, settings: Settings) -> CompileStatic:
             limits.append(f"at most {settings.max_iterations} iterations")
         return ", ".join([*map(str, settings.pipeline(target.pipeline())), *limits])
 
-    build = Build(lambda g: to_program(g, target, settings), settings.threads, key)
+    build = Build(
+        lambda g: to_program(g, target, settings), settings.threads, key, settings.recorder
+    )
     return collecting_rarely()(target.compiler(build))
 
 

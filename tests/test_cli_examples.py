@@ -23,7 +23,7 @@ def relu_of_relu(rw, inner, outer, x):
     return rw.Relu(x)
 """
 VALUES = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
-DEVICE = re.compile(r"--board|--trace|replay")  # need a board, its log, or a crash
+DEVICE = re.compile(r"--board|verify .*--trace|replay")  # need a board, its log, or a crash
 
 
 def shown() -> list[str]:
@@ -64,7 +64,7 @@ def write_model(line: str) -> None:
 
 def shorter(words: list[str]) -> list[str]:
     """A command that measures for a moment only."""
-    if "bench" not in words:
+    if "--runs" in words or not {"bench", "profile"} & set(words):
         return words
     if "--seconds" in words:
         words[words.index("--seconds") + 1] = "0.05"

@@ -19,7 +19,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "passes",
     "passes.kernel",
     "passes.lower",
-    "runtime.listing",
+    "runtime.listing runtime.readings",
     "runtime.feeds runtime.plans runtime.recurring runtime.runnable verify bench analysis",
     "runtime.execution backends.behind backends.block backends.digests report",
     "backends.cache backends.cfamily runtime.tiers",

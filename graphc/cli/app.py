@@ -17,14 +17,28 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from graphc import __version__
-from graphc.cli import bench, bisect, compile, explain, inspect, opt, replay, run, train, verify
+from graphc.cli import (
+    bench,
+    bisect,
+    compile,
+    explain,
+    inspect,
+    opt,
+    profile,
+    replay,
+    run,
+    train,
+    verify,
+)
 from graphc.cli.interrupt import EXIT_CODE, interruptible
 from graphc.cli.options import ONE_LINE, examples
 from graphc.cli.output import note
 from graphc.errors import LIMITS, GraphcError, ModelWarning, beyond_limits
 from graphc.plugins import load_file, load_installed
 
-COMMANDS = (compile, run, train, verify, bench, opt, inspect, explain, bisect, replay)
+COMMANDS = (
+    compile, run, train, verify, bench, profile, opt, inspect, explain, bisect, replay,
+)  # fmt: skip
 USER_ERROR = 2
 
 
@@ -49,6 +63,7 @@ def parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             ("graphc inspect model.onnx", "its operators, and where its time will go"),
             ("graphc verify model.onnx", "compile it and compare it with ONNX Runtime"),
             ("graphc bench model.onnx --threads 1", "time it next to ONNX Runtime"),
+            ("graphc profile model.onnx --threads 1", "see which layers take its time"),
             ("graphc run model.onnx --input x=x.npy -o y.npz", "run it"),
             ("graphc train model.onnx --data train.npz -o trained.onnx", "train it"),
             ("graphc compile --help", "options and examples of one command"),

@@ -187,12 +187,13 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
                         "inside it (default: 10000000)")  # fmt: skip
 
 
-def add_feeds(parser: argparse.ArgumentParser) -> None:
-    """Contents of the inputs."""
+def add_feeds(parser: argparse.ArgumentParser, seed: bool = True) -> None:
+    """Contents of the inputs; `seed`: with that of random ones."""
     parser.add_argument("--input", metavar="NAME=FILE.npy", action="append", default=[],
                         help="contents of an input; or FILE.npz for all of them; inputs that are "
                         "not given are random; repeatable")  # fmt: skip
-    parser.add_argument("--seed", type=natural, default=0, help="of random inputs (default: 0)")
+    if seed:
+        parser.add_argument("--seed", type=natural, default=0, help="of random inputs (default: 0)")
 
 
 def add_tolerance(parser: argparse.ArgumentParser) -> None:

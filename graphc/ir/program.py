@@ -120,6 +120,14 @@ def walk(steps: Sequence[AnyStep]) -> Iterator[AnyStep]:
             yield from walk(body)
 
 
+def ending(steps: Sequence[AnyStep]) -> Iterator[AnyStep]:
+    """All steps in the order in which they end, those inside others before these."""
+    for step in steps:
+        for body in bodies(step):
+            yield from ending(body)
+        yield step
+
+
 def nesting(steps: Sequence[AnyStep]) -> int:
     """How many loops are around one another at most."""
     inner = (nesting(body) + isinstance(s, While) for s in steps for body in bodies(s))

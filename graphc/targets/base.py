@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from graphc.passes.manager.base import Pass
     from graphc.runtime.compiled import CompiledModel
     from graphc.runtime.plans import CompileStatic, Executable
+    from graphc.runtime.readings import Recorder
 
 PLAIN = "checks, decompose, fold, cse, dce"
 """A pipeline for machines of plain loops: a kernel for each operator."""
@@ -43,12 +44,14 @@ PREPARING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalis
 @dataclass(frozen=True)
 class Build:
     """What executables are made with: `program`, which optimises and lowers a static graph; the
-    number of `threads`; and `key`, a text that tells all that a program depends on beside its
-    graph, or None if it depends on more, so that it must not come from a cache."""
+    number of `threads`; `key`, a text that tells all that a program depends on beside its graph, or
+    None if it depends on more, so that it must not come from a cache; and the `recorder` that takes
+    times of steps, if they are measured."""
 
     program: Callable[[Graph], Program]
     threads: int
     key: Callable[[Graph], str | None]
+    recorder: Recorder | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Target:
     """Whether programs may have sizes that data decides while they run."""
     control_flow: ClassVar[bool] = False
     """Whether programs may have loops and branches."""
+    records: ClassVar[bool] = False
+    """Whether programs can time their steps for a recorder (runtime/readings.py)."""
     keeps_integers: ClassVar[bool] = False
     """Whether quantised weights stay so while graphs are typed: for a pipeline with `integers`."""
 

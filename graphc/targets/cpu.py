@@ -32,6 +32,7 @@ class Cpu(Rounding, Trains):
     open_sizes = True
     counts = True
     control_flow = True
+    records = True
 
     @cached_property
     def machine(self) -> Machine:
@@ -63,6 +64,11 @@ class Cpu(Rounding, Trains):
         from graphc.backends.llvm_cpu.runtime import NativeModel
 
         scratch = Scratch()
+        if build.recorder is not None:
+            from graphc.backends.llvm_cpu.timed import TimedModel
+
+            recorder = build.recorder
+            return lambda graph: TimedModel(build.program(graph), build.threads, scratch, recorder)
 
         def compile_static(graph: Graph) -> Executable:
             key = build.key(graph)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from graphc.backends.cache import default_cache
 from graphc.backends.llvm_cpu.emit_program import emit_program
+from graphc.backends.llvm_cpu.emit_timed import TimedSteps, counter_of
 from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.memory import aligned
 from graphc.backends.llvm_cpu.objects import cached_object
@@ -20,16 +22,22 @@ LACKS = BELOW_BYTES | {bf16}  # types that few CPUs convert in hardware
 PIPELINE = "light"  # of LLVM passes: vectors and tiles are explicit already
 
 
-def llvm_text(program: Program, target: HostTarget | None = None) -> str:
-    """The LLVM IR of a program."""
+def llvm_text(program: Program, target: HostTarget | None = None, timed: bool = False) -> str:
+    """The LLVM IR of a program; `timed`: with the function that times its steps too."""
     prepared = {n: prepare_kernel(k, LACKS, IN_ORDER) for n, k in program.kernels.items()}
-    return emit_program(replace(program, kernels=prepared), (target or host_target()).features)
-
-
-def compile_program(program: Program, target: HostTarget | None = None) -> Image:
-    """Machine code for a program; from the disk cache if equal code was compiled before."""
     target = target or host_target()
-    code = cached_object(llvm_text(program, target), target, default_cache(), PIPELINE)
+    more = [partial(TimedSteps, counter=counter_of(target))] if timed else []
+    return emit_program(replace(program, kernels=prepared), target.features, more)
+
+
+def compile_program(
+    program: Program, target: HostTarget | None = None, timed: bool = False
+) -> Image:
+    """Machine code for a program; from the disk cache if equal code was compiled before. `timed`:
+    it has the function that times steps (emit_timed.py) beside the one that runs them."""
+    target = target or host_target()
+    text = llvm_text(program, target, timed)
+    code = cached_object(text, target, default_cache(), PIPELINE)
     return Image(
         program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),
         tuple(aligned(c) for c in program.constants), program.arena_bytes,

@@ -19,7 +19,7 @@ is a function too; that of a loop's body takes the number of the trip.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from graphc.backends.llvm_cpu.emit_expr import ExprEmitter
 from graphc.backends.llvm_cpu.emit_kernel import Declarations, Phase, emit_kernel
@@ -42,8 +42,11 @@ COPY = "@llvm.memcpy.p0.p0.i64"
 _ARGUMENTS = ("inputs", "outputs", "arena", "consts", "pool")
 
 
-def emit_program(program: Program, features: frozenset[str] = frozenset()) -> str:
-    """The LLVM IR of a program, for a CPU that has these features (LLVM's names)."""
+def emit_program(
+    program: Program, features: frozenset[str] = frozenset(), more: Sequence[Emitter] = ()
+) -> str:
+    """The LLVM IR of a program, for a CPU that has these features (LLVM's names); `more` emit
+    further functions that run its steps."""
     declarations = Declarations(features)
     phases: dict[str, list[Phase]] = {}
     texts: list[str] = []
@@ -53,8 +56,8 @@ def emit_program(program: Program, features: frozenset[str] = frozenset()) -> st
         shared = together.get(kernel.name, ()) if several else ()
         phases[kernel.name], text = emit_kernel(kernel, declarations, shared)
         texts.append(text)
-    emitter = _Steps(program, phases, declarations)
-    main = [*emitter.main(), emitter.invoke()]
+    emitters = [kind(program, phases, declarations) for kind in (Steps, *more)]
+    main = [text for emitter in emitters for text in emitter.main()]
     return "\n".join(
         [
             "declare void @graphc_parallel_for(ptr, ptr, ptr, i64, i64)",
@@ -66,22 +69,26 @@ def emit_program(program: Program, features: frozenset[str] = frozenset()) -> st
     )
 
 
-class _Steps:
+class Steps:
     """Emits the functions that call kernels."""
+
+    run, invoked = RUN, INVOKE  # the names of those that others call
+    prefix = "graphc_"
+    more: tuple[str, ...] = ()  # arguments that INVOKE is given beside the cells
 
     def __init__(
         self, program: Program, phases: dict[str, list[Phase]], declarations: Declarations
     ):
         self.program, self.phases, self.declarations = program, phases, declarations
-        self.arguments = (*_ARGUMENTS, "sizes") if program.all_sizes else _ARGUMENTS
-        self.parameters = ", ".join(f"ptr %{name}" for name in self.arguments)
+        self.cells = (*_ARGUMENTS, "sizes") if program.all_sizes else _ARGUMENTS
+        self.parameters = ", ".join(f"ptr %{name}" for name in (*self.cells, *self.more))
         self.functions: list[str] = []  # of parts, loops and branches
         self.count: Counter[str] = Counter()
 
     def main(self) -> list[str]:
         """The functions that run all steps."""
-        main = self.running(RUN, self.program.steps, "")
-        return [*self.functions, main]
+        main = self.running(self.run, self.program.steps, "")
+        return [*self.functions, main, self.invoke()]
 
     def running(self, name: str, steps: Sequence[AnyStep], linkage: str, more: str = "") -> str:
         """A function that runs steps; those of its parts come first if it has any. `more` is a
@@ -98,7 +105,7 @@ class _Steps:
     def name(self, kind: str) -> str:
         """A new name for a function."""
         self.count[kind] += 1
-        return f"graphc_{kind}{self.count[kind] - 1}"
+        return f"{self.prefix}{kind}{self.count[kind] - 1}"
 
     def calling(self, name: str, more: str = "") -> str:
         return f"  call void @{name}({self.parameters}{more})"
@@ -108,11 +115,20 @@ class _Steps:
         return "\n".join([f"define {head}({parameters}) #0 {{", *lines, "  ret void", "}"])
 
     def invoke(self) -> str:
-        lines = [f"define void @{INVOKE}(ptr %cells) #0 {{"]
-        for number, name in enumerate(self.arguments):
+        more = "".join(f", ptr %{name}" for name in self.more)
+        lines = [f"define void @{self.invoked}(ptr %cells{more}) #0 {{"]
+        for number, name in enumerate(self.cells):
             lines.append(f"  %{name}.a = getelementptr ptr, ptr %cells, i64 {number}")
             lines.append(f"  %{name} = load ptr, ptr %{name}.a")
-        return "\n".join([*lines, f"  call void @{RUN}({self.parameters})", "  ret void", "}"])
+        return "\n".join([*lines, *self.begun(), self.calling(self.run), "  ret void", "}"])
+
+    def begun(self) -> list[str]:
+        """What is done before the first step."""
+        return []
+
+    def ended(self) -> list[str]:
+        """What is done after each step; asked for in the order in which steps end."""
+        return []
 
     def steps(self, steps: Sequence[AnyStep]) -> list[str]:
         kernels = self.program.kernels
@@ -139,6 +155,7 @@ class _Steps:
                 numbers.counted(number, step, place)
             else:
                 lines.append(self.calling(self.flow(step)))
+            lines += self.ended()
         return lines
 
     def copy(self, number: int, step: Copy, bases: dict, numbers: _Numbers) -> list[str]:
@@ -221,6 +238,9 @@ class _Steps:
                 f"i64 {count}, i64 {numbers.value(grain)})"
             )
         return f"  call void {phase.name}(ptr %args, i64 0, i64 {count})"
+
+
+Emitter = Callable[[Program, dict[str, list[Phase]], Declarations], Steps]
 
 
 class _Numbers:

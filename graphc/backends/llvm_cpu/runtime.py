@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,14 +42,16 @@ class NativeModel:
     """An image that can be called. Calls may overlap: each has an arena of its own, a large one
     from `scratch`."""
 
+    exports: ClassVar[tuple[str, ...]] = ()  # functions of the code beside INVOKE
+
     def __init__(self, image: Image, threads: int, scratch: Scratch | None = None):
         constants = tuple(map(shared, image.constants))
         own = sum(c.nbytes for c, known in zip(constants, image.constants) if c is known)
         self.nbytes = len(image.code) + own  # held by nothing that was there before
         image = replace(image, constants=constants)
         self.image, self.threads = image, threads
-        library = load_object(image.code, [INVOKE], pool_symbols())
-        self._invoke = library.function(INVOKE, None, ctypes.c_void_p)
+        self._library = load_object(image.code, [INVOKE, *self.exports], pool_symbols())
+        self._invoke = self._library.function(INVOKE, None, ctypes.c_void_p)
         self._pool = shared_pool(threads)
         self._constants = (ctypes.c_void_p * max(len(image.constants), 1))(
             *map(address, image.constants)

@@ -1,0 +1,32 @@
+"""The commands on pages of the documentation work as they are printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from graphc.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("profiling",)
+
+
+def commands(page: str) -> list[str]:
+    """The commands of a page's blocks in order."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands(page, tmp_path, monkeypatch, capsys):
+    """One after the other, since later ones may read what earlier ones write."""
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    monkeypatch.chdir(tmp_path)
+    for line in commands(page):
+        words = shlex.split(line, comments=True)
+        assert words[0] == "graphc"
+        assert main(words[1:]) == 0, f"{line}: {capsys.readouterr().err}"
