@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from graphc.ir.graph import Graph
     from graphc.ir.interp import interpret
     from graphc.ir.text.parser import parse
+    from graphc.quantisation.quantiser import quantise
     from graphc.runtime.compiled import CompiledModel
     from graphc.runtime.listing import ExecutableInfo
     from graphc.transforms import custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
@@ -46,6 +47,7 @@ _HOMES = {
     "jvp": "graphc.transforms",
     "load": "graphc.api",
     "parse": "graphc.ir.text.parser",
+    "quantise": "graphc.quantisation.quantiser",
     "stop_gradient": "graphc.transforms",
     "value_and_grad": "graphc.transforms",
     "vjp": "graphc.transforms",
@@ -62,7 +64,7 @@ __all__ = [
     "CompiledModel", "ExecutableInfo", "Graph", "GraphcError", "InternalError", "ModelError",
     "ModelWarning", "UnsupportedError", "VerificationError", "backend", "compile", "custom_vjp",
     "dsl", "export_onnx", "grad", "import_onnx", "interpret", "jvp", "load", "parse", "passes",
-    "stop_gradient", "train", "value_and_grad", "vjp",
+    "quantise", "stop_gradient", "train", "value_and_grad", "vjp",
 ]  # fmt: skip
 
 

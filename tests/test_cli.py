@@ -24,6 +24,7 @@ def test_help_and_version(capsys):
         "compile",
         "run",
         "train",
+        "quantise",
         "verify",
         "bench",
         "opt",

@@ -46,6 +46,7 @@ def folder(elsewhere, capsys):
     np.savez("feeds.npz", x=VALUES.T)
     for name in ("train.npz", "test.npz"):
         np.savez(name, x=np.tile(VALUES.T, (40, 1)), label=np.arange(120) % 3)
+    np.savez("calib.npz", x=np.tile(VALUES.T, (40, 1)))
     Path("my_pass.py").write_text(PLUGIN)
 
 

@@ -25,6 +25,7 @@ from graphc.cli import (
     inspect,
     opt,
     profile,
+    quantise,
     replay,
     run,
     train,
@@ -37,7 +38,7 @@ from graphc.errors import LIMITS, GraphcError, ModelWarning, beyond_limits
 from graphc.plugins import load_file, load_installed
 
 COMMANDS = (
-    compile, run, train, verify, bench, profile, opt, inspect, explain, bisect, replay,
+    compile, run, train, quantise, verify, bench, profile, opt, inspect, explain, bisect, replay,
 )  # fmt: skip
 USER_ERROR = 2
 
@@ -66,6 +67,7 @@ def parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             ("graphc profile model.onnx --threads 1", "see which layers take its time"),
             ("graphc run model.onnx --input x=x.npy -o y.npz", "run it"),
             ("graphc train model.onnx --data train.npz -o trained.onnx", "train it"),
+            ("graphc quantise model.onnx --data calib.npz -o q.onnx", "quantise it to int8"),
             ("graphc compile --help", "options and examples of one command"),
         ),
     )

@@ -39,15 +39,18 @@ EXTERNAL = 3 << 29  # bytes of constants above which they go to a file beside th
 EXTERNAL_FIELD = 1024  # bytes of the largest constant that stays in the model then
 
 
-def export_onnx(graph: Graph, path: str | os.PathLike | None = None) -> ModelProto:
-    """The graph as a model that onnx.checker accepts; written to `path` if one is given.
+def export_onnx(
+    graph: Graph, path: str | os.PathLike | None = None, oldest: int = opsets.FLOOR
+) -> ModelProto:
+    """The graph as a model that onnx.checker accepts; written to `path` if one is given. `oldest`
+    is the oldest opset that it may be stamped with.
 
     Constants of more than 1.5 GB together are written to `path` + ".data". UnsupportedError names
     an op that has neither a counterpart in ONNX nor a body of such ops, or that makes elements of a
     type that ONNX lacks. ModelError if a graph that has not been typed, or not all of it, turns out
     to be wrong.
     """
-    model = _Exporter(graph).model()
+    model = _Exporter(graph).model(oldest)
     if path is not None:
         _write(model, Path(path))
     return model
@@ -81,7 +84,7 @@ class _Exporter:
         self.nodes: list[NodeProto] = []
         self.arrays: list[np.ndarray] = []  # kept alive, since constants are known by id
 
-    def model(self) -> ModelProto:
+    def model(self, oldest: int) -> ModelProto:
         graph = self.graph
         for param in graph.params:
             if isinstance(param.type, TensorType) and param.type.shape is None:
@@ -100,7 +103,7 @@ class _Exporter:
         proto.input.extend(inputs)
         proto.output.extend(self._info(v, n) for v, n in zip(results, outputs))
         proto.value_info.extend(self._infos(graph, {*taken, *outputs}))
-        _stamp(model, self.nodes, graph)
+        _stamp(model, self.nodes, graph, oldest)
         return model
 
     # ------------------------------------------------------------ names
@@ -327,12 +330,13 @@ def _split(op: Op) -> tuple[list[Value | None], list[Value]]:
 # ---------------------------------------------------------------- the model around the graph
 
 
-def _stamp(model: ModelProto, nodes: list[NodeProto], graph: Graph) -> None:
+def _stamp(model: ModelProto, nodes: list[NodeProto], graph: Graph, oldest: int) -> None:
     """Sets the lowest opset with which onnx.checker accepts the model, and types its outputs."""
     domains = {node.domain for node in nodes if node.domain}
     others = [helper.make_opsetid(d, opsets.stamp(d, nodes)) for d in sorted(domains)]
     error: Exception | None = None
-    for version in dict.fromkeys((opsets.lowest(nodes), opsets.newest(""))):
+    usual = opsets.lowest(nodes)
+    for version in dict.fromkeys((opsets.lowest(nodes, oldest), usual, opsets.newest(""))):
         del model.opset_import[:]
         model.opset_import.extend([helper.make_opsetid("", version), *others])
         model.ir_version = helper.find_min_ir_version_for(model.opset_import, True)

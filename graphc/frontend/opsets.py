@@ -71,14 +71,14 @@ def body_defaults(op: Op) -> dict[str, Any]:
     return defaults(known) if known and known.has_function else {}
 
 
-def lowest(nodes: Iterable[NodeProto]) -> int:
-    """The lowest opset of ai.onnx, from FLOOR on, that gives all nodes their present meaning."""
-    return max((_lowest(node) for node in nodes if not node.domain), default=FLOOR)
+def lowest(nodes: Iterable[NodeProto], floor: int = FLOOR) -> int:
+    """The lowest opset of ai.onnx, from `floor` on, that gives all nodes their present meaning."""
+    return max((_lowest(node, floor) for node in nodes if not node.domain), default=floor)
 
 
-def _lowest(node: NodeProto) -> int:
+def _lowest(node: NodeProto, floor: int) -> int:
     changes = [version for version, _ in LIFTS.get(("", node.op_type), ()) if version != EVERY]
-    least = max([FLOOR, *changes])
+    least = max([floor, *changes])
     for version in range(least, newest("")):
         schema = schema_of(node.op_type, "", version)
         if schema is not None and _takes(schema, node):

@@ -34,19 +34,24 @@ class Data:
         self._types: list[np.dtype | None] = [None] * len(self.names)
 
     @staticmethod
-    def open(path: str | os.PathLike, inputs: Sequence[Value], target: str | None = None) -> Data:
+    def open(
+        path: str | os.PathLike, inputs: Sequence[Value], target: str | None = None,
+        has_target: bool = True,
+    ) -> Data:  # fmt: skip
         """The samples in a .npz file, or in those of a folder, for the inputs of a model.
 
-        `target` names the array of targets: by default the one that is no input. ModelError if an
-        array is missing, or does not fit.
+        `target` names the array of targets: by default the one that is no input. Without
+        `has_target` there is none. ModelError if an array is missing, or does not fit.
         """
         files = _files(Path(path))
-        first = read_state_dict(files[0])
         wanted = [value.name for value in inputs]
-        names = [*wanted, _target(files[0], first, wanted, target)]
+        names = list(wanted)
+        if has_target:
+            names.append(_target(files[0], read_state_dict(files[0]), wanted, target))
         data = Data(names, files, [])
         types = [value.type for value in inputs]
-        data._types = [t.dtype.np if isinstance(t, TensorType) else None for t in types] + [None]
+        data._types = [t.dtype.np if isinstance(t, TensorType) else None for t in types]
+        data._types += [None] * (len(names) - len(wanted))
         for number, file in enumerate(files):
             arrays = data._read(number)
             for name, type, array in zip(wanted, types, arrays):

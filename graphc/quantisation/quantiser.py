@@ -1,0 +1,270 @@
+"""`graphc.quantise`: observe, choose ranges and integers, rewrite, measure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphc.driver import Settings, load_graph, optimise, typed
+from graphc.errors import ModelError
+from graphc.frontend.onnx_export import export_onnx
+from graphc.ir import dtypes
+from graphc.ir.graph import Graph, Value, clone_graph
+from graphc.observing import observe
+from graphc.passes.integers import KEEP_INTEGERS
+from graphc.passes.manager.context import Context
+from graphc.passes.specialise import has_static_inputs, pin, type_symbolically
+from graphc.quantisation import ranges, rewriting, rounding
+from graphc.quantisation.layers import Choice, Layer
+from graphc.quantisation.measuring import Comparison, decibels
+from graphc.quantisation.ranges import Parameters
+from graphc.quantisation.rewriting import Weights
+from graphc.quantisation.samples import Samples, samples_of
+from graphc.quantisation.statistics import Statistics
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+PREPARING = "canonicalise, cse, dce"
+TYPES = {"int8": dtypes.i8, "uint8": dtypes.u8, "int16": dtypes.i16}
+OLDEST = 13  # the opset with scales per channel; 16 bits need 21, which the exporter finds
+MEASURED = 16  # samples that the report is measured on, at most
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """A row of the report: a layer, its operator, the bits of weights and of what it reads, the
+    scale of the latter, and the signal-to-noise ratio of its result in dB, all errors before it
+    included (infinite without error)."""
+
+    name: str
+    operator: str
+    weight_bits: int
+    activation_bits: int
+    scale: float
+    sqnr: float
+
+
+@dataclass
+class Quantised:
+    """A quantised model: its graph, and what was measured on the samples: the rows of its layers,
+    the signal-to-noise ratio in dB of each output, and the share of rows (along the last axis of
+    the first output) whose largest element is where it was."""
+
+    graph: Graph
+    layers: list[LayerReport] = field(default_factory=list)
+    outputs: dict[str, float] = field(default_factory=dict)
+    agreement: float = 1.0
+    samples: int = 0
+
+    def to_onnx(self) -> ModelProto:
+        """The model as an ONNX message."""
+        return export_onnx(self.graph, oldest=OLDEST)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the model as ONNX."""
+        export_onnx(self.graph, path, OLDEST)
+
+
+@dataclass
+class Options:
+    """How a model is quantised; the fields are arguments of `quantise`."""
+
+    calibration: str = "mse"
+    activations: str = "int8"
+    whole: bool = False
+    samples: int | None = None
+    left_out: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.calibration not in ranges.METHODS:
+            known = ", ".join(ranges.METHODS)
+            raise ModelError(f"calibration must be one of {known}, found {self.calibration!r}")
+        if self.activations not in TYPES:
+            known = ", ".join(TYPES)
+            raise ModelError(f"activations must be one of {known}, found {self.activations!r}")
+        if self.samples is not None and self.samples < 1:
+            raise ModelError(f"samples must be a positive integer, found {self.samples!r}")
+
+
+def quantise(
+    source: Any,
+    data: Any,
+    *,
+    calibration: str = "mse",
+    activations: str = "int8",
+    whole: bool = False,
+    samples: int | None = None,
+    left_out: Sequence[str] = (),
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    dims: Mapping[str, int | tuple[int, int]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    progress: Note | None = None,
+) -> Quantised:
+    """A model quantised to 8 bits after training, as standard QDQ ONNX.
+
+    `source` is a float model as `graphc.compile` takes it, with `shapes`, `dims` and `values` to
+    pin. `data` are samples of its inputs, of which at most `samples` are used: the path of a .npz
+    file or of a folder of such files, arrays by the names of inputs whose first axes count samples,
+    a list of inputs by name, or a function that gives an iterator over these.
+
+    Weights become int8 with a scale per output channel, what layers read `activations`: "int8",
+    "uint8" or "int16". `calibration` is how ranges are chosen: "minmax", "percentile", "mse" or
+    "entropy". With `whole`, every operator that has an integer form is quantised, and inputs and
+    outputs are integers: what microcontrollers want. Layers named in `left_out` stay float.
+    `progress` is called with what is being done. ModelError if the model is quantised already or
+    has no layer, or if the samples do not fit or are not finite.
+    """
+    options = Options(calibration, activations, whole, samples, left_out)
+    graph = prepared(source, shapes=shapes, dims=dims, values=values)
+    stream = samples_of(data, graph, samples)
+    return _Run(graph, stream, options, threads, progress or (lambda text: None)).result()
+
+
+def prepared(source: Any, **pins: Any) -> Graph:
+    """A model typed and folded, its values named apart; ModelError if it is quantised already."""
+    graph = load_graph(source)
+    if rewriting.is_quantised(graph):
+        raise ModelError("the model is quantised already; give the float model it was made from")
+    graph = pin(graph, pins.get("shapes"), pins.get("values"), pins.get("dims"))
+    graph = typed(graph) if has_static_inputs(graph) else type_symbolically(graph, KEEP_INTEGERS)
+    context = Context(options={"fold_policy": KEEP_INTEGERS})
+    optimise(graph, Settings(passes=PREPARING, context=context))
+    taken: set[str] = set()
+    for value in graph.values():
+        name, number = value.name or "value", 0
+        while value.name in taken or not value.name:
+            number += 1
+            value.name = f"{name}.{number}"
+        taken.add(value.name)
+    return graph
+
+
+class _Run:
+    """One quantisation of a prepared graph."""
+
+    def __init__(
+        self, graph: Graph, data: Samples, options: Options, threads: int | None, note: Note
+    ):
+        self.graph, self.data, self.options, self.note = graph, data, options, note
+        self.compiling = {} if threads is None else {"threads": threads}
+        self.choice = Choice(clone_graph(graph), options.whole, frozenset(options.left_out))
+        names = [layer.name for layer in Choice(graph).layers]
+        if not names:
+            raise ModelError(
+                "there is no layer to quantise: no Conv, ConvTranspose, Gemm or MatMul with "
+                "constant weights in float32"
+            )
+        unknown = set(options.left_out) - set(names)
+        if unknown:
+            raise ModelError(f"there is no layer {sorted(unknown)[0]!r} to leave out, but {names}")
+
+    def result(self) -> Quantised:
+        choice = self.choice
+        self.note("observing values")
+        statistics = self._statistics()
+        parameters = self._parameters(statistics)
+        self.note("rounding weights")
+        weights = {layer: self._weights(layer) for layer in choice.layers}
+        rows = [(layer, layer.end.name) for layer in choice.layers]
+        bits = {layer: parameters[choice.groups[layer.data]] for layer in choice.layers}
+        rewriting.insert(choice, parameters, weights)
+        self.note("measuring")
+        ratios, comparison = self._measured([name for _, name in rows])
+        reports = [
+            LayerReport(layer.name, layer.op.name, 8, bits[layer].dtype.bits,
+                        bits[layer].scale, ratios[name])
+            for layer, name in rows
+        ]  # fmt: skip
+        graph = choice.graph
+        if self.options.whole:
+            rewriting.quantise_inputs_and_outputs(graph)
+        outputs = {name: comparison.decibels(name) for name in comparison.squares}
+        return Quantised(graph, reports, outputs, comparison.agreement, self.data.taken)
+
+    def _statistics(self) -> dict[Value, Statistics]:
+        values = {value.name: value for value in self.choice.groups}
+        found = {value: Statistics() for value in values.values()}
+        for seen in observe(self.graph, list(values), self.data, **self.compiling):
+            for name, array in seen.items():
+                if not np.isfinite(array).all():
+                    raise ModelError(
+                        f"value {name!r} holds numbers that are not finite for a sample; such "
+                        "values have no range: mend the model or the samples"
+                    )
+                found[values[name]].add(array)
+        return found
+
+    def _parameters(self, statistics: Mapping[Value, Statistics]) -> dict[int, Parameters]:
+        merged: dict[int, Statistics] = {}
+        members: dict[int, list[Value]] = {}
+        for value, group in self.choice.groups.items():
+            own = statistics[value]
+            merged[group] = merged[group].merged(own) if group in merged else own
+            members.setdefault(group, []).append(value)
+        dtype, method = TYPES[self.options.activations], self.options.calibration
+        return {
+            group: _of_softmax(members[group], dtype) or ranges.chosen(own, dtype, method)
+            for group, own in merged.items()
+        }
+
+    def _weights(self, layer: Layer) -> Weights:
+        rows = rows_of(layer)
+        scales = rounding.scales_of(rows, 127)
+        integers = rounding.nearest(rows, scales, 127)
+        return Weights(from_rows(layer, integers).astype(np.int8), scales, bias_of(layer))
+
+    def _measured(self, names: list[str]) -> tuple[dict[str, float], Comparison]:
+        """The ratios of values in dB, and a comparison of the outputs."""
+        outputs = [name for name, _ in self.graph.named_results()]
+        wanted = list(dict.fromkeys([*outputs, *names]))
+        data = Samples(self.data.stream, min(self.data.most or MEASURED, MEASURED))
+        expected = observe(self.graph, wanted, data, **self.compiling)
+        found = observe(self.choice.graph, wanted, data, **self.compiling)
+        comparison, sums = Comparison(), {name: [0.0, 0.0] for name in names}
+        for want, have in zip(expected, found, strict=True):
+            comparison.add({n: want[n] for n in outputs}, have)
+            for name, pair in sums.items():
+                wide = want[name].astype(np.float64)
+                pair[0] += float((wide**2).sum())
+                pair[1] += float(((have[name] - wide) ** 2).sum())
+        return {name: decibels(*pair) for name, pair in sums.items()}, comparison
+
+
+def _of_softmax(values: Sequence[Value], dtype: dtypes.DType) -> Parameters | None:
+    """The parameters of probabilities, as all quantised softmax kernels expect them."""
+    producer = values[0].producer
+    if producer is None or producer.name != "Softmax" or dtype.bits != 8:
+        return None
+    return Parameters(1 / 256, int(dtype.min), dtype)
+
+
+def rows_of(layer: Layer) -> np.ndarray:
+    """The weights in float64, a row for each output channel."""
+    moved = np.moveaxis(layer.weights.astype(np.float64), layer.axis, 0)
+    return moved.reshape(len(moved), -1)
+
+
+def from_rows(layer: Layer, rows: np.ndarray) -> np.ndarray:
+    """Rows as weights have them."""
+    shape = layer.weights.shape
+    moved = (shape[layer.axis], *(n for axis, n in enumerate(shape) if axis != layer.axis))
+    return np.ascontiguousarray(np.moveaxis(rows.reshape(moved), 0, layer.axis))
+
+
+def bias_of(layer: Layer) -> np.ndarray | None:
+    """The bias in float64, one number for each output channel; None if there is none."""
+    op, channels = layer.op, layer.weights.shape[layer.axis]
+    value = op.inputs[2] if len(op.inputs) > 2 else None
+    if layer.bias is not None:
+        value = layer.bias.operand(1 if layer.bias.operand(0) is op.output else 0)
+    if value is None or value.constant is None:
+        return None
+    flat = value.constant.astype(np.float64).reshape(-1)
+    return np.broadcast_to(flat, (channels,)).copy()
