@@ -114,6 +114,7 @@ class Step:
         for op in self.graph.ops:
             if op.name == "Constant" and op.output.name and op.output.tensor.dtype.is_float:
                 self._state[op.output.name] = np.array(op.attrs["value"])  # which steps change
+        self._let_graph_hold_state()
         self._slots = {
             f"{slot} of {name}": np.zeros_like(self._state[name])
             for name in chosen
@@ -202,6 +203,7 @@ class Step:
         """Takes parameters by name; ModelError if one is unknown, or has another shape."""
         fitting = {name: self._fitting(self._state, name, value) for name, value in state.items()}
         self._state.update((name, array.copy()) for name, array in fitting.items())
+        self._let_graph_hold_state()
         self._compiled.clear()  # some are constants of programs
 
     @staticmethod
@@ -231,6 +233,7 @@ class Step:
         rest = {name: value for name, value in state.items() if name != STEP}
         fitting = {name: self._fitting(known, name, value) for name, value in rest.items()}
         self._state = {name: fitting[name].copy() for name in self._state}
+        self._let_graph_hold_state()
         self._slots = {name: fitting[name].copy() for name in self._slots}
         self._compiled.clear()
         self.count = int(state[STEP])
@@ -253,6 +256,12 @@ class Step:
         return graph
 
     # ------------------------------------------------------------ programs
+
+    def _let_graph_hold_state(self) -> None:
+        """Has the graph's constants be the arrays that steps change: they are in memory once."""
+        for op in self.graph.ops:
+            if op.name == "Constant" and op.output.name in self._state:
+                op.attrs["value"] = self._state[op.output.name]
 
     def _feeds(self, batch: Sequence[Any]) -> Arrays:
         """The arrays of a batch by name."""
@@ -285,7 +294,7 @@ class Step:
         self, make: Callable[..., Made], feeds: Mapping[str, np.ndarray]
     ) -> tuple[Made, Again]:
         """The graph of a program, and what it computes again."""
-        made = make(self.recipe, self.trained(), feeds)
+        made = make(self.recipe, self.graph, feeds)  # where all that steps change becomes an input
         if self._limit is None or make not in (step_graph, gradients_graph):
             return made, Again()
         held = nbytes_of(self._state) + nbytes_of(self._slots)

@@ -220,3 +220,27 @@ def test_mistakes_are_named(tmp_path):
     step.save(tmp_path / "adam.npz")
     with pytest.raises(graphc.ModelError, match="lacks 'momentum of w1'"):
         train.Step(graph, loss="mse", optimizer=train.SGD(momentum=0.9)).load(tmp_path / "adam.npz")
+
+
+def test_parameters_are_in_memory_once():
+    step = train.Step(perceptron(**weights()), loss="mse", optimizer=train.SGD(0.1), threads=1)
+    batch = floats(4, 5), floats(4, 3)
+
+    def held() -> bool:
+        arrays = {op.output.name: op.attrs["value"] for op in step.graph.ops if "value" in op.attrs}
+        return all(arrays[name] is array for name, array in step._state.items())
+
+    step(batch)
+    before = step.trained()
+    kept = {op.output.name: op.attrs["value"].copy() for op in before.ops if "value" in op.attrs}
+    assert held()
+    step(batch)
+    assert all(
+        np.array_equal(op.attrs["value"], kept[op.output.name])
+        for op in before.ops
+        if "value" in op.attrs
+    )
+    step.load_state_dict(kept)
+    assert held()
+    step.restore(step.everything())
+    assert held()
