@@ -54,6 +54,8 @@ from graphc.passes.lower.strategies.reductions import (
 from graphc.passes.lower.strategies.short_rows import ShortRows, short_rows, start_of
 from graphc.passes.lower.strategies.tile_transpose import (
     TransposedLoads,
+    joined_loads,
+    joined_rows,
     load_tiles,
     split_off,
     transposed_loads,
@@ -155,7 +157,14 @@ class Nest(Reductions):
     def transposed_tiles(self, indices: list[Index], points: list[Point]) -> bool:
         """All loops over the outputs if some loads are taken in tiles; False if none is."""
         sizes = {b.name: b.size for b in self.computation.inputs}
-        transposed = transposed_loads(indices, [p.expr for p in points], self.options, sizes)
+        exprs = [p.expr for p in points]
+        transposed = transposed_loads(indices, exprs, self.options, sizes)
+        joined = joined_rows(indices, exprs, self.options) if transposed is None else None
+        if joined is not None:
+            indices, points = joined[0], self._at(points, joined[1])
+            exprs = [p.expr for p in points]
+            offset = points[0].offset
+            transposed = joined_loads(indices, offset, exprs, self.options, sizes)
         if transposed is None:
             return False
         side, last = transposed.side, transposed.along

@@ -4,7 +4,9 @@ Where the innermost dimension of the output is not the one in which a load moves
 transposition, an image stored channels last that is wanted channels first), a vector of such loads
 touches as many cache lines as it has lanes. So the loops are blocked for the cache: in a tile of as
 many rows as lanes, whole vectors are loaded along memory and the tile is transposed in registers.
-Every cache line is touched once.
+Every cache line is touched once. Where the innermost dimension is short, as in the weights of a
+convolution, which an optimiser updates by gradients that are stored in another order, tiles run
+along several dimensions together.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from graphc.ir.addresses import is_affine_in
+from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.expr import Expr, Index, Load, Reduce, loads, walk
 from graphc.ir.extents import divided, is_below, most
 from graphc.ir.instructions import transpose
@@ -24,6 +26,9 @@ from graphc.passes.lower.strategies.reductions import NestOptions, element_bytes
 LARGEST_SIDE = 16  # of a tile, whose rows are held in registers
 SMALLEST_SIDE = 4
 MOST_LOADS = 2  # each has a tile
+
+Joined = tuple[list[Index], dict[Expr, Expr]]
+"""Indices, of which the last stands for several others, and what these are."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,17 @@ def transposed_loads(
     nodes = [node for e in exprs for node in walk(e)]
     if not options.vector_bytes or any(isinstance(node, Reduce) for node in nodes):
         return None
-    *rows, last = indices
     side = min(LARGEST_SIDE, options.lanes(element_bytes(list(exprs))))
-    apart = [x for e in exprs for x in loads(e) if abs(is_affine_in(x.index[0], last) or 0) > 1]
+    read = [x for e in exprs for x in loads(e)]
+    apart = [x for x in read if abs(is_affine_in(x.index[0], indices[-1]) or 0) > 1]
+    return _in_tiles(indices, apart, side, sizes)
+
+
+def _in_tiles(
+    indices: list[Index], apart: list[Load], side: int, sizes: dict[str, Dim]
+) -> TransposedLoads | None:
+    """Those of loads that are apart along the last index and move by one element in another."""
+    *rows, last = indices
     for across in reversed(rows):
         columns = [x for x in dict.fromkeys(apart) if is_affine_in(x.index[0], across) == 1]
         if not columns or not SMALLEST_SIDE <= side <= min(most(across.extent), most(last.extent)):
@@ -61,6 +74,42 @@ def transposed_loads(
         if len(columns) <= MOST_LOADS and all(is_inside(x, sizes[x.source]) for x in columns):
             return TransposedLoads(tuple(columns), across, last, side)
     return None
+
+
+def joined_rows(indices: list[Index], exprs: Sequence[Expr], options: NestOptions) -> Joined | None:
+    """The last indices of a space as one, where the last is too short for tiles, as in the weights
+    of convolutions, and what each of them then is; None if it is long, or too few are together."""
+    side = min(LARGEST_SIDE, options.lanes(element_bytes(list(exprs))))
+    number, count = len(indices), 1
+    while number > 1 and count < side and isinstance(indices[number - 1].extent, int):
+        number -= 1
+        count *= indices[number].count
+    if not 1 < most(indices[-1].extent) < side or count < side:
+        return None
+    last = indices[number:]
+    joined = Index(last[-1].name, count)
+    places = unflatten_index(joined, tuple(x.extent for x in last))
+    return [*indices[:number], joined], dict(zip(last, places))
+
+
+def joined_loads(
+    indices: list[Index],
+    offset: Expr,
+    exprs: Sequence[Expr],
+    options: NestOptions,
+    sizes: dict[str, Dim],
+) -> TransposedLoads | None:
+    """As `transposed_loads`, where the last index stands for several: elements must be stored along
+    it, and all that is read elsewhere than along it must be taken in tiles."""
+    if not options.vector_bytes or is_affine_in(offset, indices[-1]) != 1:
+        return None
+    if any(isinstance(node, Reduce) for e in exprs for node in walk(e)):
+        return None
+    side = min(LARGEST_SIDE, options.lanes(element_bytes(list(exprs))))
+    read = [x for e in exprs for x in loads(e)]
+    apart = [x for x in read if is_affine_in(x.index[0], indices[-1]) not in (0, 1)]
+    found = _in_tiles(indices, apart, side, sizes)
+    return found if found is not None and set(apart) == set(found.loads) else None
 
 
 def is_inside(load: Load, size: Dim) -> bool:

@@ -194,6 +194,21 @@ def test_transpositions_beside_what_runs_along():
     assert tiles(program_of(graph)) == len(program.kernels)
 
 
+@pytest.mark.parametrize("shape", [(16, 16, 3, 3), (35, 5, 3, 3), (17, 19, 2, 2), (20, 37, 1, 3)])
+def test_tiles_run_along_several_short_dimensions(shape):
+    """Weights of a convolution, and their gradients, which are stored with the channels last."""
+    r, order = rng(5), (2, 3, 1, 0)
+    w, g = floats(r, *shape), floats(r, *(shape[d] for d in order))
+
+    def function(b, w, g):
+        turned = b.Transpose(g, perm=[3, 2, 0, 1])
+        return b.Sub(w, b.Sqrt(b.Abs(turned))), b.Add(w, turned)
+
+    graph, inputs = build(function, w=w, g=g)
+    check(graph, inputs, (64, 32, 16, 0), interpreted=(64, 32))
+    assert tiles(program_of(graph)) > 0
+
+
 def test_guarded_loads_are_not_taken_in_tiles():
     """A tile would read what lies outside."""
     graph, inputs = build(
