@@ -28,8 +28,11 @@ def interpreter(graph: Graph, max_iterations: int | None = None) -> Run:
     return run
 
 
-def onnxruntime(source: str | os.PathLike | bytes | Graph, threads: int | None = None) -> Run:
-    """Runs a model in ONNX Runtime; UnsupportedError if it is not installed or declines."""
+def onnxruntime(
+    source: str | os.PathLike | bytes | Graph, threads: int | None = None, optimised: bool = True
+) -> Run:
+    """Runs a model in ONNX Runtime, with or without its graph optimisations; UnsupportedError if it
+    is not installed or declines."""
     try:
         import onnxruntime as ort
     except ModuleNotFoundError as error:
@@ -40,9 +43,11 @@ def onnxruntime(source: str | os.PathLike | bytes | Graph, threads: int | None =
     if isinstance(source, Graph):
         from graphc.frontend.onnx_export import export_onnx  # loads onnx
 
-        return onnxruntime(export_onnx(source).SerializeToString(), threads)
+        return onnxruntime(export_onnx(source).SerializeToString(), threads, optimised)
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    if not optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if threads is not None:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     model: Any = source if isinstance(source, bytes) else os.fspath(source)

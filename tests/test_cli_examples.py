@@ -47,6 +47,7 @@ def folder(elsewhere, capsys):
     for name in ("train.npz", "test.npz"):
         np.savez(name, x=np.tile(VALUES.T, (40, 1)), label=np.arange(120) % 3)
     np.savez("calib.npz", x=np.tile(VALUES.T, (40, 1)))
+    np.save("y.npy", np.arange(120) % 3)
     Path("my_pass.py").write_text(PLUGIN)
 
 
@@ -60,7 +61,8 @@ def write_model(line: str) -> None:
     ]
     inputs, outputs = [("x", TensorProto.FLOAT, (batch, 4))], [("y", TensorProto.FLOAT, None)]
     constants = [numpy_helper.from_array(VALUES, "w")]
-    save(Path("model.onnx"), make(nodes, inputs, outputs, constants))
+    for name in ("model", "other", "q"):
+        save(Path(f"{name}.onnx"), make(nodes, inputs, outputs, constants))
 
 
 def shorter(words: list[str]) -> list[str]:

@@ -6,12 +6,13 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from graphc.cli import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("profiling",)
+PAGES = ("profiling", "comparing")
 
 
 def commands(page: str) -> list[str]:
@@ -26,6 +27,9 @@ def test_commands(page, tmp_path, monkeypatch, capsys):
     """One after the other, since later ones may read what earlier ones write."""
     (tmp_path / "models").symlink_to(ROOT / "models")
     monkeypatch.chdir(tmp_path)
+    with np.load(ROOT / "models" / "digits_samples.npz") as samples:
+        np.savez("calib.npz", image=samples["images"][:16])
+        np.save("labels.npy", samples["labels"][:16])
     for line in commands(page):
         words = shlex.split(line, comments=True)
         assert words[0] == "graphc"

@@ -33,7 +33,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "api",
     "backend demo transforms ray observing",
     "train",
-    "quantisation",
+    "quantisation comparing",
     "cli",
     "__main__",
 )

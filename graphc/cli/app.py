@@ -20,6 +20,7 @@ from graphc import __version__
 from graphc.cli import (
     bench,
     bisect,
+    compare,
     compile,
     explain,
     inspect,
@@ -38,7 +39,8 @@ from graphc.errors import LIMITS, GraphcError, ModelWarning, beyond_limits
 from graphc.plugins import load_file, load_installed
 
 COMMANDS = (
-    compile, run, train, quantise, verify, bench, profile, opt, inspect, explain, bisect, replay,
+    compile, run, train, quantise, verify, compare, bench, profile, opt, inspect, explain, bisect,
+    replay,
 )  # fmt: skip
 USER_ERROR = 2
 

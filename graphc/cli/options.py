@@ -103,10 +103,10 @@ def _add_option(group: Any, field: dataclasses.Field) -> None:
         more["choices"] = data["choices"]
     metavar = data["metavar"] or (name[2:].upper() if len(data["choices"]) > 5 else None)
     read = data["read"] or (natural if data["type"] is int else str)
-    group.add_argument(name, type=_reader(read), metavar=metavar, default=None, help=text, **more)
+    group.add_argument(name, type=reader(read), metavar=metavar, default=None, help=text, **more)
 
 
-def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
+def reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
     """A reader of texts whose complaints are those of the command line."""
 
     def reading(text: str) -> Any:
@@ -199,7 +199,7 @@ def add_feeds(parser: argparse.ArgumentParser, seed: bool = True) -> None:
 def add_tolerance(parser: argparse.ArgumentParser) -> None:
     """How far outputs may be from the reference's."""
     parser.add_argument(
-        "--rtol", type=_reader(nonnegative), default=None, metavar="R",
+        "--rtol", type=reader(nonnegative), default=None, metavar="R",
         help=f"largest error, relative to an output's range (default: {RTOL:g}, or 1e-2 for a "
         "--precision below f32)",
     )  # fmt: skip
