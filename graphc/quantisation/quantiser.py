@@ -14,6 +14,7 @@ from graphc.errors import ModelError
 from graphc.frontend.onnx_export import export_onnx
 from graphc.ir import dtypes
 from graphc.ir.graph import Graph, Value, clone_graph
+from graphc.ir.ops.in_range import own_results
 from graphc.observing import observe
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.manager.context import Context
@@ -21,6 +22,7 @@ from graphc.passes.specialise import has_static_inputs, pin, type_symbolically
 from graphc.quantisation import ranges, rewriting, rounding
 from graphc.quantisation.layers import Choice, Layer
 from graphc.quantisation.measuring import Comparison, decibels
+from graphc.quantisation.moments import Moments, columns_of, rows_read
 from graphc.quantisation.ranges import Parameters
 from graphc.quantisation.rewriting import Weights
 from graphc.quantisation.samples import Samples, samples_of
@@ -29,6 +31,8 @@ from graphc.quantisation.statistics import Statistics
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+LARGEST = 127  # of int8 weights, which are symmetric
+ROOM = 1 << 30  # bytes of moments that are in memory at once
 PREPARING = "canonicalise, cse, dce"
 TYPES = {"int8": dtypes.i8, "uint8": dtypes.u8, "int16": dtypes.i16}
 OLDEST = 13  # the opset with scales per channel; 16 bits need 21, which the exporter finds
@@ -171,7 +175,7 @@ class _Run:
         statistics = self._statistics()
         parameters = self._parameters(statistics)
         self.note("rounding weights")
-        weights = {layer: self._weights(layer) for layer in choice.layers}
+        weights = self._weights()
         rows = [(layer, layer.end.name) for layer in choice.layers]
         bits = {layer: parameters[choice.groups[layer.data]] for layer in choice.layers}
         rewriting.insert(choice, parameters, weights)
@@ -214,15 +218,35 @@ class _Run:
             for group, own in merged.items()
         }
 
-    def _weights(self, layer: Layer) -> Weights:
-        rows = rows_of(layer)
-        scales = rounding.scales_of(rows, 127)
-        integers = rounding.nearest(rows, scales, 127)
-        return Weights(from_rows(layer, integers).astype(np.int8), scales, bias_of(layer))
+    def _weights(self) -> dict[Layer, Weights]:
+        """The integers of all layers. What they read is observed for as many at once as their
+        moments leave room for."""
+        made: dict[Layer, Weights] = {}
+        waiting = list(self.choice.layers)
+        while waiting:
+            part: list[Layer] = []
+            room = ROOM
+            while waiting and (not part or room >= 8 * _size(waiting[0])):
+                room -= 8 * _size(waiting[0])
+                part.append(waiting.pop(0))
+            for layer, moments in zip(part, self._moments(part)):
+                made[layer] = rounded(layer, moments)
+            if waiting:
+                self.note(f"rounding weights, {len(made)} of {len(self.choice.layers)} layers")
+        return made
+
+    def _moments(self, layers: Sequence[Layer]) -> list[Moments | None]:
+        found = [Moments.of(layer) for layer in layers]
+        names = list(dict.fromkeys(layer.data.name for layer in layers))
+        for seed, seen in enumerate(observe(self.graph, names, self.data, **self.compiling)):
+            for layer, moments in zip(layers, found):
+                if moments is not None:
+                    moments.add(rows_read(layer, seen[layer.data.name], seed))
+        return found
 
     def _measured(self, names: list[str]) -> tuple[dict[str, float], Comparison]:
         """The ratios of values in dB, and a comparison of the outputs."""
-        outputs = [name for name, _ in self.graph.named_results()]
+        outputs = [name for name, _ in own_results(self.graph)]
         wanted = list(dict.fromkeys([*outputs, *names]))
         data = Samples(self.data.stream, min(self.data.most or MEASURED, MEASURED))
         expected = observe(self.graph, wanted, data, **self.compiling)
@@ -243,6 +267,39 @@ def _of_softmax(values: Sequence[Value], dtype: dtypes.DType) -> Parameters | No
     if producer is None or producer.name != "Softmax" or dtype.bits != 8:
         return None
     return Parameters(1 / 256, int(dtype.min), dtype)
+
+
+def _size(layer: Layer) -> int:
+    """How many numbers the moments of a layer are."""
+    return layer.op.attrs.get("group", 1) * columns_of(layer) ** 2
+
+
+def rounded(layer: Layer, moments: Moments | None) -> Weights:
+    """The integers of a layer's weights. The bias, if the layer can have one, makes up for what
+    they change in the mean; so only what departs from the mean counts in rounding."""
+    rows, bias = rows_of(layer), bias_of(layer)
+    if moments is None:
+        scales = rounding.scales_of(rows, LARGEST)
+        return _as_weights(layer, rounding.nearest(rows, scales, LARGEST), scales, bias)
+    has_bias = bias is not None or layer.op.name != "MatMul"
+    seconds, groups = moments.estimated(has_bias), len(moments.sums)
+    integers, scales = np.empty(rows.shape), np.empty(len(rows))
+    each = len(rows) // groups
+    for group in range(groups):
+        part = slice(group * each, (group + 1) * each)
+        scales[part] = rounding.scales_of(rows[part], LARGEST, seconds[group])
+        integers[part] = rounding.with_feedback(rows[part], scales[part], LARGEST, seconds[group])
+    if has_bias:
+        lost = rows - integers * scales[:, None]
+        mean = moments.mean_of(lost)
+        bias = mean if bias is None else bias + mean
+    return _as_weights(layer, integers, scales, bias)
+
+
+def _as_weights(
+    layer: Layer, integers: np.ndarray, scales: np.ndarray, bias: np.ndarray | None
+) -> Weights:
+    return Weights(from_rows(layer, integers).astype(np.int8), scales, bias)
 
 
 def rows_of(layer: Layer) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 Rounding each weight on its own is blind to what layers read. With the second moments H = E[x x'] of
 what a layer reads, the squared error of its sums is e H e' for an error e of the weights. Rounding
-one column after the other, and correcting those that are left for the error made so far, lowers
-that (optimal brain quantisation; Frantar et al., GPTQ, 2022).
+one column after the other, each so that it makes up for the errors made so far, lowers that
+(Frantar et al., GPTQ, 2022).
 """
 
 from __future__ import annotations
@@ -39,31 +39,34 @@ def nearest(rows: np.ndarray, scales: np.ndarray, largest: int) -> np.ndarray:
 def with_feedback(
     rows: np.ndarray, scales: np.ndarray, largest: int, moments: np.ndarray
 ) -> np.ndarray:
-    """Integers whose error the later columns of a row make up for."""
+    """Integers whose error the columns that come later make up for.
+
+    With moments = A' A for an upper triangular A, the error of a row is |A e|. Columns are rounded
+    from the last to the first: what the later ones have done to a component of A e is known, and
+    the column that it ends with is rounded to cancel it (nearest plane). That is the feedback of
+    GPTQ without an inverse. Columns that matter most come first.
+    """
     columns = rows.shape[1]
     damped = moments + np.eye(columns) * max(DAMPING * np.trace(moments) / columns, 1e-12)
-    order = np.argsort(-np.diagonal(damped), kind="stable")
-    damped = damped[np.ix_(order, order)]
+    order = np.argsort(np.diagonal(damped), kind="stable")
     try:
-        factor = np.linalg.cholesky(np.linalg.inv(damped)).T
+        factor = np.linalg.cholesky(damped[np.ix_(order, order)]).T
     except np.linalg.LinAlgError:
         return nearest(rows, scales, largest)
-    left, whole = rows[:, order].astype(np.float64), np.empty(rows.shape)
-    for start in range(0, columns, BLOCK):
-        end = min(start + BLOCK, columns)
-        errors = np.empty((len(rows), end - start))
-        for column in range(start, end):
-            code = np.clip(np.rint(left[:, column] / scales), -largest, largest)
-            whole[:, column] = code
-            errors[:, column - start] = (left[:, column] - code * scales) / factor[column, column]
-            left[:, column + 1 : end] -= np.outer(
-                errors[:, column - start], factor[column, column + 1 : end]
-            )
-        left[:, end:] -= errors @ factor[start:end, end:]
+    wanted, whole = rows[:, order], np.empty(rows.shape)
+    errors = np.zeros(rows.shape)
+    for end in range(columns, 0, -BLOCK):
+        start = max(end - BLOCK, 0)
+        carried = errors[:, end:] @ factor[start:end, end:].T
+        for column in range(end - 1, start - 1, -1):
+            aim = wanted[:, column] + carried[:, column - start] / factor[column, column]
+            code = np.clip(np.rint(aim / scales), -largest, largest)
+            error = wanted[:, column] - code * scales
+            whole[:, column], errors[:, column] = code, error
+            carried[:, : column - start] += np.outer(error, factor[start:column, column])
     back = np.empty_like(order)
     back[order] = np.arange(columns)
-    better = whole[:, back]
-    plain = nearest(rows, scales, largest)
+    better, plain = whole[:, back], nearest(rows, scales, largest)
     return np.where(_worse(rows, better, plain, scales, moments)[:, None], plain, better)
 
 
