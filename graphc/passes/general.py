@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from graphc.errors import GraphcError, UnsupportedError
+from graphc.errors import GraphcError, ModelError, UnsupportedError
 from graphc.ir.compare import compare
 from graphc.ir.expr import Const, Expr, Sym, symbols
 from graphc.ir.graph import Graph, Op, clone_graph
@@ -58,10 +58,11 @@ class NotOpen(UnsupportedError):
         self._op = op
 
     def takes(self, extents: Mapping[str, int]) -> bool:
-        """Whether the op has its types where sizes have these extents; not if it has none at all,
-        or one of its sizes is not among them."""
+        """Whether the op has types where sizes have these extents, and its own if it has any; not
+        if an operand has none, or one of its sizes is not among them."""
         op = self._op
-        if not all(v.is_ranked for v in op.outputs) or not extents.keys() >= set(self.sizes):
+        known = all(v.is_ranked for v in op.inputs if v is not None)
+        if not known or not extents.keys() >= set(self.sizes):
             return False
         try:
             _twin_at(op, {size: Const(extents[size.name]) for size in sizes_of_op(op)})
@@ -86,13 +87,15 @@ def general(
     contents: Mapping[str, np.ndarray] | None = None,
     further: Further | None = None,
     met: Mapping[str, int] | None = None,
+    most_bytes: int | None = None,
 ) -> Graph:
     """A copy of a graph with bounded symbols, typed for all their values, and for the `contents`
     of some inputs. `further` types what follows from sizes that data decides, if programs have
     such (counts.py). Sizes that become multiples are such that those that were `met` are.
 
     NotOpen names an op that has no type which holds at all sizes. NeedsValue carries the values
-    whose contents types depend on, as that of `specialise` does.
+    whose contents types depend on, as that of `specialise` does. ModelError names a value that
+    has more than `most_bytes` at the largest sizes.
     """
     result = clone_graph(graph)
     bind_contents(result, contents or {})
@@ -108,7 +111,8 @@ def general(
         if factors:
             with suppress(NotOpen):
                 known = met_multiples(met or {}, factors)
-                return general(with_multiples(graph, factors), policy, contents, further, known)
+                wider = with_multiples(graph, factors)
+                return general(wider, policy, contents, further, known, most_bytes)
         reason = types.untyped.get(failed, f"{failed.where()}: its type is not known")
         raise NotOpen(reason, failed)
     counts = (op.attrs["size"] for op in result.ops if is_count(op))
@@ -116,10 +120,22 @@ def general(
     result.phase = "typed"
     _check_dead(dead, result.symbols.values())
     remove_dead(result)
+    if most_bytes is not None:
+        _check_memory(result, most_bytes)
     check_open(result)
     _check_types(result.walk(), result.symbols.values())
     check_declared(result)
     return result
+
+
+def _check_memory(graph: Graph, most_bytes: int) -> None:
+    """ModelError if a tensor of a graph is large at the largest sizes."""
+    for value in graph.values():
+        if value.tensor.most_bytes > most_bytes:
+            raise ModelError(
+                f"%{value.name} would have {value.tensor.most_bytes} bytes at the largest sizes, "
+                f"more than {most_bytes}"
+            )
 
 
 def first_untyped(graph: Graph) -> Op | None:
@@ -252,7 +268,7 @@ def _check_at(op: Op, sizes: Sizes) -> None:
 
 def _twin_at(op: Op, sizes: Sizes) -> Op:
     """An op of the same definition, whose operands have the types of some sizes. NotOpen if its
-    results have others than those of the op there."""
+    results have others than those of the op there, if it has any."""
     operands = [value_at(v, sizes) for v in op.inputs]
     twin = Op(op.defn, operands, attrs_at(op.attrs, sizes), len(op.outputs))
     try:
@@ -260,7 +276,7 @@ def _twin_at(op: Op, sizes: Sizes) -> Op:
     except GraphcError as error:
         raise NotOpen(f"{op.where()}: at {_shown(sizes)}, {error}", op) from error
     for number, (value, type) in enumerate(zip(op.outputs, types)):
-        if type_at(value, sizes).with_layout(None) != type:
+        if value.is_ranked and type_at(value, sizes).with_layout(None) != type:
             raise NotOpen(f"{op.where()} gives {value.type}, but {type} at {_shown(sizes)}", op)
         twin.outputs[number].type = type
     return twin

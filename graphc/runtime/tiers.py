@@ -280,6 +280,7 @@ class TieredGraph(SpecialisedGraph):
         """The graph for all sizes about those that were met, with as much room above as it takes
         and tensors of moderate size leave; None if there is a program of these bounds."""
         grows = any(s.hi is None for s in self.graph.symbols.values())
+        most_bytes = MOST_BYTES if grows else None
         narrow: Opened | None = None
         least: dict[str, int] = {}  # lower bounds that were found with more room above, and why
         why = ""
@@ -289,18 +290,19 @@ class TieredGraph(SpecialisedGraph):
                 return None
             try:
                 further = count_within if self.target.counts else None
-                opened = open_within(self.graph, wide, met, self.target.policy, given, further)
+                opened = open_within(
+                    self.graph, wide, met, self.target.policy, given, further, most_bytes
+                )
                 least = {name: low for name, (low, _) in opened.bounds.items()}
                 why = why or opened.why
-                if grows:
-                    _check_memory(opened.graph)
             except NeedsValue:
                 raise
             except GraphcError as error:  # as of positions that a table ends
                 failed = error
                 continue
             opened = replace(opened, why=why)
-            if all(opened.bounds[name][1] == high for name, (_, high) in wide.items()):
+            asked = {name: high for name, (_, high) in wide.items()} | opened.most
+            if all(opened.bounds[name][1] == high for name, high in asked.items()):
                 return opened
             narrow = narrow or opened
         if narrow is None:
@@ -374,13 +376,6 @@ def with_open_dims(graph: Graph, values: Sequence[Any]) -> Graph:
         param.type = TensorType(dtypes.of(value.dtype), tuple(dims))
     result.symbols = {s.name: s for s in sizes.values()}
     return result
-
-
-def _check_memory(graph: Graph) -> None:
-    """ModelError if a tensor of a graph is large at the largest sizes."""
-    most = max((v.tensor.most_bytes for v in graph.values()), default=0)
-    if most > MOST_BYTES:
-        raise ModelError(f"a tensor would have {most} bytes at the largest sizes")
 
 
 def _sizes(graph: Graph) -> tuple[Sym, ...]:
