@@ -138,7 +138,7 @@ def contender(args: argparse.Namespace) -> tuple[Any, Callable[[Feeds], list[Any
     bounds: dict[str, Any] = {
         name: low if low == high else (low, high)
         for name, (low, high, _) in sizes_of(args.sizes).items()
-        if args.bounds or low == high
+        if args.bounds or low == high > 0  # what is empty grows
     }
     model = graphc.compile(args.model, dims=bounds, threads=1, specialise=args.specialise)
     return model, model.run

@@ -37,7 +37,7 @@ from graphc.ir.expr import (
     select,
     substitute,
 )
-from graphc.ir.extents import as_dim, divided, most, points
+from graphc.ir.extents import as_dim, ceil_divided, divided, most, points
 from graphc.ir.instructions import dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
@@ -58,6 +58,7 @@ from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePl
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
 LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns
 FEW_ROWS = 8  # that do not make up for panels made at run time
+SMALL_TILE = 4  # rows, whose sums, two vectors each, are as many as the latency of fma asks
 LONG_EPILOGUE = 10  # cost, per product of a step, beyond which it is not repeated for every row
 
 Tile = tuple[dict, Index, Expr, int, Expr, list[tuple[int, int]]]
@@ -208,12 +209,13 @@ class TileEmitter:
         return elements * self.match.hole.dtype.size > LARGE_COLUMNS * self.options.l2_bytes
 
     def _panels(self) -> list[Segment]:
-        """The whole panels, and the one that is not, if there may be one."""
+        """The whole panels, and the one that is not, if there may be one. Where that is known at
+        run time only, code for panels that may lack columns does for all: it stores by masks."""
         panel = self.plan.panel
         whole, rest = divided(self.plan.columns, panel)
-        full = [] if whole == 0 else [Segment(0, whole, panel)]
         if isinstance(rest, Expr):
-            return [*full, Segment(whole, as_dim(minimum(rest, 1)), panel, open=True)]
+            return [Segment(0, ceil_divided(self.plan.columns, panel), panel, open=True)]
+        full = [] if whole == 0 else [Segment(0, whole, panel)]
         return [*full, Segment(whole, 1, rest)] if rest else full
 
     def _rows_outside(
@@ -336,11 +338,15 @@ class TileEmitter:
             self.set(total, 1, pieces, lambda cell: Const(0, dtype), t * self.plan.panel)
         with self.k.loops(*(x.extent for x in blocks.outside)) as outside:
             at = dict(zip(blocks.outside, outside))
-            count, left = divided(blocks.split.extent, blocks.piece)
+            extent, piece = blocks.split.extent, blocks.piece
+            is_open = isinstance(extent, Expr)  # so that any block may be the last
+            count, left = (ceil_divided(extent, piece), 0) if is_open else divided(extent, piece)
             with self.k.loop(count) as block:
-                self._add_block(total, where, blocks, at, block * blocks.piece, blocks.piece)
+                first = block * piece
+                each = as_dim(minimum(extent - first, piece)) if is_open else piece
+                self._add_block(total, where, blocks, at, first, each)
             if left != 0:
-                start = as_expr(count * blocks.piece, i64)
+                start = as_expr(count * piece, i64)
                 self._add_block(total, where, blocks, at, start, left)
         return total
 
@@ -484,13 +490,14 @@ class TileEmitter:
 
 def row_tiles(rows: Dim, largest: int) -> list[Segment]:
     """Tiles of rows, of almost equal size. Where the rows are known at run time only, tiles of the
-    largest size, then of each power of two that may be left."""
+    largest size, then of each power of two that may be left, up to that of a small tile: larger
+    ones would be little faster, and each size is code of its own."""
     if isinstance(rows, int):
         return [Segment(*tiles) for tiles in balanced_tiles(rows, largest)]
     count, left = divided(rows, largest)
     segments = [Segment(0, count, largest)]
     done: Dim = count * largest
-    size = 1 << (largest - 1).bit_length() - 1 if largest > 1 else 0
+    size = min(SMALL_TILE, 1 << (largest - 1).bit_length() - 1) if largest > 1 else 0
     while size:
         count, left = divided(left, size)
         if count != 0:

@@ -23,6 +23,7 @@ from graphc.ir.build import Builder, new_graph
 from graphc.ir.expr import Const, Sym, as_expr, symbols
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
+from graphc.ir.kernel import Alloc, walk_stmts
 from graphc.ir.program import Program, at_sizes
 from graphc.ir.sizes import sizes_of
 from graphc.ir.types import TensorType, at
@@ -159,6 +160,16 @@ def test_tiles_cover_all_rows_once(rows, largest):
             at(t.first, known) + n for t in tiles for n in range(at(t.count, known) * t.size)
         ]
         assert covered == list(range(at(rows, known)))
+
+
+def test_open_sizes_do_not_multiply_code():
+    """A tile is written once for each number of rows, for all panels and blocks of the depth."""
+    shapes = {"x": (S, N), "y": (N, S)}
+    sizes = [{"S": s, "N": n} for s, n in ((1, 1), (31, 256), (33, 257), (130, 1100))]
+    program = check(lambda b, x, y: b.MatMul(x, y), shapes, sizes)
+    (kernel,) = (k for name, k in program.kernels.items() if name.startswith("contract"))
+    inside = [s for s in walk_stmts(kernel.body) if isinstance(s, Alloc) and s.scope == "reg"]
+    assert [s.buffer.size // 32 for s in inside] == [14, 4, 2, 1]
 
 
 @pytest.mark.parametrize("vector_bytes", [64, 0])
