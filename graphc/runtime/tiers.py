@@ -301,7 +301,7 @@ class TieredGraph(SpecialisedGraph):
                 failed = error
                 continue
             opened = replace(opened, why=why)
-            asked = {name: high for name, (_, high) in wide.items()} | opened.most
+            asked = {**{name: high for name, (_, high) in wide.items()}, **opened.most}
             if all(opened.bounds[name][1] == high for name, high in asked.items()):
                 return opened
             narrow = narrow or opened

@@ -3,6 +3,7 @@
     python tests/fuzz/fuzz_graphs.py --seed 0 --minutes 10            # from this seed on
     python tests/fuzz/fuzz_graphs.py --seed 1234 --count 1 --print    # one case again
     python tests/fuzz/fuzz_graphs.py --target open --no-judge         # dims open, at 20 sizes each
+    python tests/fuzz/fuzz_graphs.py --target tiers --no-judge        # two tiers, sizes that grow
     python tests/fuzz/fuzz_graphs.py --target cuda --family attention --precision f16 --arch any
 
 The interpreter is compared with the target and with ONNX Runtime (judging.py). A failing case is
@@ -67,7 +68,7 @@ def arguments() -> argparse.Namespace:
     )
     add_bounds(parser)
     parser.add_argument(
-        "--target", default="cpu", help="cpu, c, micro, cuda, onnx, or open (see judging.py)"
+        "--target", default="cpu", help="cpu, c, micro, cuda, onnx, open or tiers (see judging.py)"
     )
     parser.add_argument("--precision", default="f32", help="of cuda: f32, tf32, f16, bf16")
     parser.add_argument(

@@ -105,13 +105,13 @@ def target_runner(target: str, precision: str = "f32", arch: str = "") -> Runner
     """Runs cases compiled for a target: "cpu", "c", "micro", "cuda" (simulated, for a precision);
     for an architecture, if one is named, where "any" draws one by the seed; "onnx" runs what the
     graph is when it has been exported and imported again; "open" what it is with open dims, at
-    many sizes (opening.py)."""
+    many sizes, and "tiers" with dims that grow, and exact programs behind (opening.py)."""
 
-    if target == "open":
+    if target in ("open", "tiers"):
         from opening import SLOW_SECONDS as OPEN_SECONDS
-        from opening import run_open
+        from opening import run_open, run_tiers
 
-        return Runner(run_open, seconds=OPEN_SECONDS)
+        return Runner(run_open if target == "open" else run_tiers, seconds=OPEN_SECONDS)
 
     if target in OTHERS:
         return OTHERS[target]

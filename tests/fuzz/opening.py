@@ -3,12 +3,18 @@
 Each extent above 1 becomes a symbol, the same one wherever the extent is the same. What the program
 gives at a size is compared with the interpreter there; sizes at which the model is wrong must be
 refused. Contents are those of the case, repeated or cut off.
+
+With two tiers, sizes have no bounds, so that these grow, and each is met twice: in between, an
+exact program is made for it in the background.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from generator import Case
@@ -19,8 +25,10 @@ from graphc.errors import GraphcError, ModelError
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph, Value, clone_graph
 from graphc.passes.specialise import specialise
+from graphc.runtime import recurring
 
 SIZES = 20  # that a case is run at
+TIERED = 6  # of which so many in two tiers
 EXACT = 2  # of which so many, if there is no general program
 SLOW_SECONDS = 240.0  # of processor time, for all of them
 
@@ -34,13 +42,36 @@ def run_open(case: Case) -> list[Any]:
     graph = opened(case)
     model = compile(clone_graph(graph), "cpu", specialise="any", threads=1)
     for number, sizes in enumerate(choices(graph, case)):
-        inputs = [at_sizes(x, p, sizes) for x, p in zip(case.inputs, graph.params)]
-        problem = wrong(graph, inputs, model)
-        if problem:
-            raise Disagreement(f"at {sizes}: {problem}; {model.executables()[:1]}")
+        check_at(graph, case, model, sizes)
         if number + 1 == EXACT and not any(info.is_general for info in model.executables()):
             break
     return model.run(list(case.inputs))
+
+
+def run_tiers(case: Case) -> list[Any]:
+    """As `run_open`, of a model that has two tiers and grows."""
+    graph = opened(case)
+    unbounded = clone_graph(graph)
+    sizes = {s: Sym(s.name, s.lo) for s in graph.symbols.values()}
+    for param in unbounded.params:
+        param.type = param.tensor.with_shape(sizes.get(d, d) for d in param.tensor.dims)
+    unbounded.symbols = {s.name: s for s in sizes.values()}
+    with mock.patch.multiple(recurring, GAIN=1e9, BACKGROUND=math.inf):
+        model = compile(unbounded, "cpu", specialise="auto", threads=1)
+        for chosen in islice(choices(graph, case), TIERED):
+            check_at(graph, case, model, chosen)
+            if graph.symbols:
+                model._specialised.recurring.background.wait()
+            check_at(graph, case, model, chosen)
+        return model.run(list(case.inputs))
+
+
+def check_at(graph: Graph, case: Case, model: Any, sizes: Mapping[str, int]) -> None:
+    """Disagreement if a model is wrong at some sizes of an open graph."""
+    inputs = [at_sizes(x, p, sizes) for x, p in zip(case.inputs, graph.params)]
+    problem = wrong(graph, inputs, model)
+    if problem:
+        raise Disagreement(f"at {sizes}: {problem}; {model.executables()[:1]}")
 
 
 def opened(case: Case) -> Graph:

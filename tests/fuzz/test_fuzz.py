@@ -35,6 +35,11 @@ def test_layers(family):
     assert [line for n in range(3) for line in examine(FIRST + n, runners, None, family)] == []
 
 
+@pytest.mark.parametrize("target", ["open", "tiers"])
+def test_sizes_that_are_open(target):
+    assert examine(FIRST, {target: target_runner(target)}, None) == []
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="the simulator needs g++")
 @pytest.mark.parametrize("precision", ["f32", "tf32", "f16", "bf16"])
 def test_products_of_any_precision(precision):
