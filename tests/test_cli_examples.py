@@ -23,7 +23,7 @@ def relu_of_relu(rw, inner, outer, x):
     return rw.Relu(x)
 """
 VALUES = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
-DEVICE = re.compile(r"--board|verify .*--trace|replay")  # need a board, its log, or a crash
+DEVICE = re.compile(r"--board|verify .*--trace|--log|replay")  # need a board, its log, or a crash
 
 
 def shown() -> list[str]:

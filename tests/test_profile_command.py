@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 import threading
 
 import numpy as np
@@ -178,7 +181,7 @@ def test_a_target_without_counters_says_so():
 def test_text_of_a_profile():
     found, _, _ = measured(DIGITS_8)
     profile = profile_of(found, None)
-    shown = table_of(profile, 2)
+    shown = table_of(profile.steps, 2)
     assert len(shown.splitlines()) == 4 and "more," in shown
     assert "runs/s" in run_text(profile)[0]
     assert events_text("why") == "no hardware counters: why"
@@ -239,3 +242,43 @@ def test_a_model_that_needs_the_host_is_profiled(capsys, tmp_path):
     path = save(tmp_path / "m.onnx", make(nodes))
     data = json.loads(ok(capsys, "profile", path, *RUNS, "--json"))
     assert data["layers"] and data["inside"] < 1
+
+
+# ---------------------------------------------------------------- logs of devices
+
+
+@pytest.fixture
+def bundle(tmp_path, capsys):
+    """What a bundle of the digits model prints that is built with its profile hook."""
+    folder = tmp_path / "sources"
+    ok(capsys, "compile", DIGITS, "--dim", "N=1", "--target", "c", "--with-test", "-o", folder)
+    files = ["digits_cnn.c", "digits_cnn_weights.c", "digits_cnn_test.c"]
+    flags = ["-std=c99", "-O1", "-Wall", "-Werror", "-DDIGITS_CNN_PROFILE"]
+    subprocess.run(["gcc", *flags, *files, "-lm", "-o", "t"], cwd=folder, check=True)
+    printed = subprocess.run(["./t"], cwd=folder, capture_output=True, text=True, check=True)
+    return printed.stdout
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_the_log_of_a_bundle_is_shown(capsys, tmp_path, bundle):
+    log = tmp_path / "log.txt"
+    log.write_text(re.sub(r"profile (\d+) \d+", r"[uart] profile \1 500", bundle) * 3)
+    argv = ["profile", DIGITS, "--dim", "N=1", "--target", "c", "--log", log, "--mhz", "100"]
+    data = json.loads(ok(capsys, *argv, "--json"))
+    assert len(data["layers"]) == bundle.count("profile ")
+    assert all(row["ms"] == 0.005 and row["calls"] == 1 for row in data["layers"])
+    assert "/conv1/Conv" in ok(capsys, *argv) and "bound by:" in ok(
+        capsys, *argv, "--machine", "1,1"
+    )
+    other = log.read_text().replace("/conv1/Conv", "conv9")
+    log.write_text(other)
+    assert "is it the log of this model" in refused(capsys, *argv)
+    log.write_text("nothing")
+    assert "no line has the form" in refused(capsys, *argv)
+
+
+def test_a_microcontroller_needs_a_log(capsys):
+    argv = ["profile", DIGITS, "--dim", "N=1", "--target", "c"]
+    assert "--log LOG.txt --mhz F" in refused(capsys, *argv)
+    assert "missing.txt" in refused(capsys, *argv, "--log", "missing.txt", "--mhz", "1")
+    assert "above 0" in refused(capsys, *argv, "--log", "x", "--mhz", "0")

@@ -23,7 +23,7 @@ from graphc.cli.options import (
     settings,
     target_of,
 )
-from graphc.errors import ModelError
+from graphc.errors import ModelError, UnsupportedError
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -41,7 +41,11 @@ runs: percentiles, and how many there are in a second.
 Steps are timed inside the one call that runs the model: its code reads the processor's counter
 after each step. What a reading costs is measured and subtracted. Whole runs are measured without
 readings, by turns with timed ones. Steps that run on several threads are timed on the thread that
-calls. Open dimensions have to be given the sizes that the model is used with."""
+calls. Open dimensions have to be given the sizes that the model is used with.
+
+With --target c the log of a device is shown, or of an emulator: that of firmware which is built
+with -DNAME_PROFILE and prints `profile LAYER COUNT NAME` after each layer, the counts of a timer.
+Least times are those of --machine."""
 
 EPILOG = examples(
     ("graphc profile model.onnx", "where the time goes"),
@@ -50,6 +54,10 @@ EPILOG = examples(
     ("graphc profile model.onnx --streams 4 --seconds 10", "four threads that each run it"),
     ("graphc profile model.onnx --trace t.json", "for ui.perfetto.dev, a slice for each step"),
     ("graphc profile model.onnx --runs 50 --json", "as data"),
+    (
+        "graphc profile model.onnx --target c --cpu cortex-m4 --log log.txt --mhz 168",
+        "the times that a microcontroller printed",
+    ),
 )
 TOP = 20
 EVENT_RUNS = 5  # of which the mean number of events is taken
@@ -91,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     args.threads = args.threads or _threads(args.streams)
     model = open_model(args)
     _check_closed(model)
+    if target.alone:
+        return _logged(model, target, args)
     measured, about = _measured(model, target, args)
     peaks = peaks_of(target, args)
     profile = replace(profile_of(measured, peaks), about=about)
@@ -100,6 +110,31 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(profile.data(), indent=2))
     else:
         _print(profile, args)
+    return 0
+
+
+def _logged(model: Model, target: Target, args: argparse.Namespace) -> int:
+    """Shows what the log of a device tells. Least times are shown of peaks that are given."""
+    from graphc.analysis.roofline import parse_peaks
+    from graphc.analysis.text import duration
+    from graphc.cli.output import progress
+    from graphc.cli.runs import Job
+    from graphc.report.profile import logged_times, row
+    from graphc.report.profile_text import regimes, table_of
+
+    with progress(f"compiling {model.path.name} for {target.name}"):
+        told = target.logged(Job(model, target, settings(args, target)))
+    if told is None:
+        raise UnsupportedError(f"target {target.name!r} does not time its steps")
+    steps = logged_times(*told, parse_peaks(args.machine) if args.machine else None)
+    total = sum(step.seconds for step in steps)
+    if args.json:
+        rows = [row(step, total) for step in steps]
+        print(json.dumps({"model": model.path.stem, "target": target.name, "layers": rows}))
+        return 0
+    lines = [table_of(steps, None if args.all else TOP), "", regimes(steps)]
+    calls = len(told[0].calls)
+    print("\n".join([*filter(None, lines), f"{len(steps)} of {calls} layers: {duration(total)}"]))
     return 0
 
 
@@ -166,8 +201,8 @@ def _print(profile: Profile, args: argparse.Namespace) -> None:
     streams = f", {args.streams} streams" if args.streams > 1 else ""
     print(f"{about['model']} for {about['target']}, {threads}{streams}: compiled in "
           f"{about['compile_s']:.2f} s, first run {duration(profile.first)}")  # fmt: skip
-    print("\n" + profile_text.table_of(profile, None if args.all else TOP) + "\n")
-    lines = [profile_text.regimes(profile), *profile_text.run_text(profile),
+    print("\n" + profile_text.table_of(profile.steps, None if args.all else TOP) + "\n")
+    lines = [profile_text.regimes(profile.steps), *profile_text.run_text(profile),
              profile_text.events_text(about["events"])]  # fmt: skip
     print("\n".join(filter(None, lines)))
 

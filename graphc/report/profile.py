@@ -92,20 +92,22 @@ class Profile:
             "steps_ms": _ms(self.total), "inside": _digits(self.inside),
             "readings": {"per_run": _digits(self.readings), "ns": _digits(self.reading * 1e9),
                          "share": _digits(self.overhead), "added": _digits(self.added)},
-            "layers": [self._row(step) for step in self.steps],
+            "layers": [row(step, self.total) for step in self.steps],
         }  # fmt: skip
 
-    def _row(self, step: StepTime) -> dict[str, Any]:
-        return {
-            "layers": list(step.layers), "kind": step.kind, "kernel": step.kernel,
-            "calls": _digits(step.calls), "ms": _ms(step.seconds),
-            "share": _digits(step.seconds / self.total if self.total else 0.0),
-            "least_ms": None if step.least is None else _ms(step.least), "bound": step.bound,
-            "factor": None if step.factor is None else _digits(step.factor),
-            "flops": _digits(step.flops), "bytes": _digits(step.nbytes),
-            "gflops_per_s": _digits(step.rate(step.flops) / 1e9),
-            "gbytes_per_s": _digits(step.rate(step.nbytes) / 1e9),
-        }  # fmt: skip
+
+def row(step: StepTime, total: float) -> dict[str, Any]:
+    """A step as JSON, of steps that take so many seconds together."""
+    return {
+        "layers": list(step.layers), "kind": step.kind, "kernel": step.kernel,
+        "calls": _digits(step.calls), "ms": _ms(step.seconds),
+        "share": _digits(step.seconds / total if total else 0.0),
+        "least_ms": None if step.least is None else _ms(step.least), "bound": step.bound,
+        "factor": None if step.factor is None else _digits(step.factor),
+        "flops": _digits(step.flops), "bytes": _digits(step.nbytes),
+        "gflops_per_s": _digits(step.rate(step.flops) / 1e9),
+        "gbytes_per_s": _digits(step.rate(step.nbytes) / 1e9),
+    }  # fmt: skip
 
 
 def _ms(seconds: float) -> float:
@@ -149,6 +151,22 @@ def step_times(measured: Measured, peaks: Peaks | None) -> list[StepTime]:
         for number, step in enumerate(ending(program.steps)):
             if calls[number]:
                 found.append(costs.step(step, float(calls[number]), float(seconds[number])))
+    return found
+
+
+def logged_times(
+    program: Program, seconds: Sequence[Sequence[float]], peaks: Peaks | None
+) -> list[StepTime]:
+    """The calls of a program, of each of which a log tells the seconds of its runs. In a program
+    without loops a layer runs once in each run, else the log is taken to be of one run."""
+    program = _known(program)
+    costs, found = _Costs(program, peaks), []
+    in_order = not any(isinstance(step, While) for step in program.steps)
+    for step, taken in zip(program.calls, seconds, strict=True):
+        if taken:
+            calls = 1 if in_order else len(taken)
+            time = float(np.median(taken)) if in_order else sum(taken)
+            found.append(costs.step(step, calls, time))
     return found
 
 

@@ -16,16 +16,16 @@ COLUMNS: tuple[str, ...] = (
 TELLING = 0.05  # part of a run by which sums may be off without a word
 
 
-def table_of(profile: Profile, top: int | None = None) -> str:
+def table_of(steps: Sequence[StepTime], top: int | None = None) -> str:
     """The steps that take longest (`top`: at most so many), and what they add up to."""
-    rows = [COLUMNS]
-    ordered = sorted(profile.steps, key=lambda step: -step.seconds)
-    rows += [_row(step, profile.total) for step in ordered[:top]]
+    rows, total = [COLUMNS], sum(step.seconds for step in steps)
+    ordered = sorted(steps, key=lambda step: -step.seconds)
+    rows += [_row(step, total) for step in ordered[:top]]
     lines = [table(rows, left=2)]
     rest = ordered[top:] if top is not None else []
     if rest:
         time = sum(step.seconds for step in rest)
-        share = 100 * time / profile.total if profile.total else 0.0
+        share = 100 * time / total if total else 0.0
         lines.append(f"... and {len(rest)} more, {duration(time)} ({share:.1f}%); see --all")
     return "\n".join(lines)
 
@@ -42,13 +42,13 @@ def _row(step: StepTime, total: float) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def regimes(profile: Profile) -> str:
+def regimes(steps: Sequence[StepTime]) -> str:
     """How the time is shared by what bounds steps."""
-    parts = []
-    for bound in dict.fromkeys(step.bound for step in profile.steps if step.bound):
-        mine = [step for step in profile.steps if step.bound == bound]
+    parts, total = [], sum(step.seconds for step in steps)
+    for bound in dict.fromkeys(step.bound for step in steps if step.bound):
+        mine = [step for step in steps if step.bound == bound]
         seconds, least = sum(s.seconds for s in mine), sum(s.least or 0 for s in mine)
-        share = 100 * seconds / profile.total if profile.total else 0.0
+        share = 100 * seconds / total if total else 0.0
         times = f", x{seconds / least:.3g} of the least" if least else ""
         parts.append(f"{bound} {share:.0f}% ({len(mine)} steps{times})")
     return f"bound by: {'; '.join(parts)}" if parts else ""

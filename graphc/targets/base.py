@@ -146,6 +146,11 @@ class Target:
         what it found; None: there is none."""
         return None
 
+    def logged(self, job: Job) -> tuple[Program, list[list[float]]] | None:
+        """The program of a model and, for each of its calls in order, the seconds that the log of a
+        device tells of it, one after the other; None where programs are timed here."""
+        return None
+
     # ---------------------------------------------------------------- from graphs to programs
 
     def pipeline(self) -> str | Sequence[Pass]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, UnsupportedError
 from graphc.targets.base import PREPARING, Job, Target, nonnegative, option, register_target
 from graphc.targets.training import Trains
 
@@ -36,6 +36,14 @@ def size(text: str) -> int:
     if not parsed:
         raise ModelError(f"expected a size such as 64K or 1M, found {text!r}")
     return int(parsed[1]) * UNITS[parsed[2].upper()]
+
+
+def frequency(text: str) -> float:
+    """A number above zero."""
+    number = nonnegative(text)
+    if not number:
+        raise ModelError(f"expected a number above 0, found {text!r}")
+    return number
 
 
 @register_target
@@ -95,6 +103,16 @@ class MicroC(Trains):
     trace: str | None = option(
         None, "compare the CRCs in a device's log with the host's", metavar="LOG",
         commands=("verify",),
+    )  # fmt: skip
+
+    log: str | None = option(
+        None, "show the times in a device's log, of a build with -DNAME_PROFILE", metavar="LOG",
+        commands=("profile",),
+    )  # fmt: skip
+    mhz: float | None = option(
+        None, "counts of the device's timer in a microsecond: the clock of the processor, where "
+        "it counts cycles", type=float, what="a number above 0", metavar="F", read=frequency,
+        commands=("profile",),
     )  # fmt: skip
 
     name = "c"
@@ -246,6 +264,26 @@ class MicroC(Trains):
         if over:
             raise ModelError("; ".join(f"{name} {nbytes(limit)}: {nbytes(needed)} are needed"
                                        for name, needed, limit, _ in over))  # fmt: skip
+
+    def logged(self, job: Job) -> tuple[Program, list[list[float]]]:
+        from graphc.backends.micro_c.profile_log import read_profile
+
+        if self.log is None or self.mhz is None:
+            raise UnsupportedError(
+                "target 'c' is timed on its device: build with -DNAME_PROFILE, and give what it "
+                "prints and the speed of its counter with --log LOG.txt --mhz F (the header says "
+                "which lines)"
+            )
+        try:
+            text = Path(self.log).read_text(errors="replace")
+        except OSError as error:
+            raise ModelError(f"--log {self.log}: {error.strerror}") from error
+        program = job.program()
+        try:
+            counts = read_profile(text, program)
+        except ModelError as error:
+            raise ModelError(f"--log {self.log}: {error}") from error
+        return program, [[count / self.mhz * 1e-6 for count in taken] for taken in counts]
 
     def compared(self, job: Job, feeds: Mapping[str, Any], rtol: float | None) -> int | None:
         """Names the first layer that a device's log has otherwise than the host."""

@@ -67,7 +67,9 @@ C99 or later, or C++17; 8-bit bytes, 32-bit `int` or wider. {flags}
 ## Looking inside
 
 * `-D{macro}_PROFILE`: write `void {name}_profile(int layer, const char *name, int done)`; it is
-  called before and after every layer.
+  called before and after every layer. If it prints `profile LAYER COUNT NAME` after each, the
+  counts that a timer or a cycle counter made in between, then `graphc profile MODEL.onnx --target c
+  --log LOG.txt --mhz F` shows the times, F being the counts in a microsecond.
 * `-D{macro}_TRACE`: write `void {name}_trace(int layer, const char *name, uint32_t crc)`; it gets
   a CRC-32 of every result. If it prints `trace LAYER CRC NAME`, then `graphc verify MODEL.onnx
   --target c --trace LOG.txt` names the first layer that differs from the host's.

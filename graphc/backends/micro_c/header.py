@@ -71,7 +71,9 @@ typedef struct {{
 
 #ifdef {macro}_PROFILE
 /* Yours, if {macro}_PROFILE is defined for all files: called before (done = 0) and after (done = 1)
- * every layer, 0 to {macro}_LAYERS - 1. `name` is the layer's in the ONNX model. */
+ * every layer, 0 to {macro}_LAYERS - 1. `name` is the layer's in the ONNX model. Print lines of the
+ * form `profile LAYER COUNT NAME` after each, the counts of a timer in between, and `graphc profile
+ * --log` tells where the time goes. */
 void {name}_profile(int layer, const char *name, int done);
 #endif
 

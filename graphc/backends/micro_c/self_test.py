@@ -53,9 +53,19 @@ void {name}_summary(int layer, const char *name, float least, float most, float 
 #endif
 
 #ifdef {macro}_PROFILE
+#ifndef {macro}_COUNTER
+#include <time.h>
+#define {macro}_COUNTER() clock() /* or what counts faster, such as a cycle counter */
+#endif
 void {name}_profile(int layer, const char *name, int done)
 {{
-    printf("%s %d %s\\n", done ? "done" : "start", layer, name);
+    static unsigned long begun;
+    if (done) {{
+        const unsigned long taken = (unsigned long){macro}_COUNTER() - begun;
+        printf("profile %d %lu %s\\n", layer, taken, name);
+    }} else {{
+        begun = (unsigned long){macro}_COUNTER();
+    }}
 }}
 #endif
 
