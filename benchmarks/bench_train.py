@@ -65,7 +65,12 @@ class Case:
     def graphc(self, threads: int) -> train.Step:
         loss = cross_entropy if self.labels else "mse"
         return train.Step(
-            self.model, loss=loss, optimizer=train.AdamW(RATE), train_mode=False, threads=threads
+            self.model,
+            loss=loss,
+            optimizer=train.AdamW(RATE),
+            train_mode=False,
+            threads=threads,
+            gradient_norm=False,
         )
 
     def torch(self, names: Sequence[str], compiled: bool) -> Callable[[], float]:

@@ -47,8 +47,8 @@ Arrays = dict[str, np.ndarray]
 @dataclass(frozen=True)
 class Result:
     """What a step gives: the loss before the update, the 2-norm of all gradients together, before
-    clipping, and the metrics by name. If the norm is infinite or no number, and the loss is scaled,
-    no parameter was updated."""
+    clipping (NaN if steps do not tell it), and the metrics by name. If the norm is infinite or no
+    number, and the loss is scaled, no parameter was updated."""
 
     loss: float
     gradient_norm: float
@@ -67,7 +67,9 @@ class Step:
     drops, by random numbers that follow from `seed` and the number of the step. With `accumulate`,
     a batch is computed in so many parts, one after the other, and updates parameters once. With
     `memory`, bytes or a text such as "2GiB", a step takes at most that: part of the forward pass is
-    computed again in the backward pass, if need be; ModelError if that is not enough.
+    computed again in the backward pass, if need be; ModelError if that is not enough. Without
+    `gradient_norm`, steps need not tell the norm of gradients, which then are not stored where a
+    parameter is updated as its gradient is computed.
 
     With `precision` bf16 or f16 (or tf32), what matrix products and convolutions multiply, forward
     and backward, is rounded to that type. Sums, everything between (normalisations, softmax, the
@@ -91,6 +93,7 @@ class Step:
         memory: int | str | None = None,
         precision: str = "f32",
         loss_scale: LossScale | None = None,
+        gradient_norm: bool = True,
     ):
         self.graph = with_own_names(as_inference(_imported(source)))
         self.optimizer = optimizer if optimizer is not None else Adam()
@@ -108,8 +111,9 @@ class Step:
         if not isinstance(metrics, Mapping):
             metrics = {name: _named("metric", METRICS, name) for name in metrics}
         self.recipe = Recipe(
-            function, self.optimizer, chosen, clip_norm, train_mode, dict(metrics), seed, scale
-        )
+            function, self.optimizer, chosen, clip_norm, train_mode, dict(metrics), seed, scale,
+            gradient_norm,
+        )  # fmt: skip
         self._state: Arrays = {}
         for op in self.graph.ops:
             if op.name == "Constant" and op.output.name and op.output.tensor.dtype.is_float:
@@ -138,7 +142,7 @@ class Step:
         program = self._program("step", feeds, step_graph)
         numbers = self._run(program, {**feeds, **self._numbers()}, {})
         self.count += 1
-        return Result(numbers.pop("loss"), numbers.pop("norm"), numbers)
+        return Result(numbers.pop("loss"), numbers.pop("norm", float("nan")), numbers)
 
     def gradients(
         self,
@@ -169,7 +173,8 @@ class Step:
         return Result(total.pop("loss"), norm, total), made
 
     def apply(self, gradients: Mapping[str, Any]) -> float:
-        """Updates the parameters by gradients, which `gradients` gave; gives their 2-norm."""
+        """Updates the parameters by gradients, which `gradients` gave; gives their 2-norm, or NaN
+        without `gradient_norm`."""
         missing = [name for name in self.recipe.chosen if name not in gradients]
         if missing:
             raise ModelError(f"there is no gradient of {missing[0]!r}")
@@ -177,7 +182,7 @@ class Step:
         program = self._program("update", {}, lambda r, _, __: update_graph(r, self._state))
         numbers = self._run(program, {**feeds, **self._numbers()}, {})
         self.count += 1
-        return numbers["norm"]
+        return numbers.get("norm", float("nan"))
 
     def evaluate(self, batch: Sequence[Any]) -> dict[str, float]:
         """The loss and the metrics of a batch as in inference, by name; nothing is updated."""

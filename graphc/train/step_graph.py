@@ -44,7 +44,7 @@ SCALAR = TensorType(dtypes.f32, ())
 @dataclass(frozen=True)
 class Recipe:
     """What makes a step of a model: see the arguments of `Step`. `chosen` are the names of the
-    parameters to train."""
+    parameters to train; the norm of their gradients is told if `norm`."""
 
     loss: Loss
     optimizer: Optimizer
@@ -54,6 +54,12 @@ class Recipe:
     metrics: Mapping[str, Loss] = field(default_factory=dict)
     seed: int = 0
     scale: LossScale | None = None
+    norm: bool = True
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether the norm of the gradients is told, or updates depend on it."""
+        return self.norm or self.clip_norm is not None or self.scale is not None
 
 
 @dataclass
@@ -127,10 +133,10 @@ def step_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
     scaling = _scaling(made.graph, recipe)
     slopes = made.slopes(scaling)
     norm, names, results = _updates(made.b, recipe, made.weights, slopes, scaling)
-    numbers = [norm, *made.graph.results[: len(made.numbers)]]
-    moved = made.graph.results[len(made.numbers) :]
-    return Made(made.graph, ["norm", *made.numbers], [*made.moved, *names]).finish(
-        [*numbers, *moved, *results]
+    told = {} if norm is None else {"norm": norm}
+    titles = [*told, *made.numbers]
+    return Made(made.graph, titles, [*made.moved, *names]).finish(
+        [*told.values(), *made.graph.results, *results]
     )
 
 
@@ -155,7 +161,8 @@ def update_graph(recipe: Recipe, state: Arrays) -> Made:
     slopes = [graph.add_param(type, GRADIENT + name) for name, type in types.items()]
     scaling = _scaling(graph, recipe)
     norm, names, results = _updates(Builder(graph), recipe, weights, slopes, scaling)
-    return Made(graph, ["norm"], names).finish([norm, *results])
+    told = {} if norm is None else {"norm": norm}
+    return Made(graph, [*told], names).finish([*told.values(), *results])
 
 
 def evaluation_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
@@ -184,25 +191,25 @@ def _updates(
     weights: Mapping[str, Value],
     slopes: Sequence[Value],
     scaling: Mapping[str, Value],
-) -> tuple[Value, list[str], list[Value]]:
-    """The norm of the gradients; the names of what is updated, and the new values: each parameter
+) -> tuple[Value | None, list[str], list[Value]]:
+    """The norm of the gradients, if it is needed; the names of what is updated, and the new values: each parameter
     with its slots, and the state of the loss scale. If there is one, and gradients are infinite or
     no numbers, that alone changes."""
     assert isinstance(b.region, Graph)
-    (norm,) = inlined(b, lambda *x: [_norm(x)], slopes)
+    norms = inlined(b, lambda *x: [_norm(x)], slopes) if recipe.needs_norm else []
     rate, step = (b.region.add_param(SCALAR, n) for n in (RATE, STEP))
     names, results = list[str](), list[Value]()
     if scaling:
-        (is_finite,) = inlined(b, lambda x: [x < np.float32(np.inf)], [norm])
+        (is_finite,) = inlined(b, lambda x: [x < np.float32(np.inf)], norms)
         (step,) = inlined(b, _less, [step, scaling[SKIPPED]])
 
-    def update(p: Tensor, g: Tensor, norm: Tensor, *rest: Tensor) -> list[Tensor]:
-        return _update(recipe, p, g, norm, *rest)
-
+    if recipe.clip_norm is not None:
+        slopes = [inlined(b, partial(_clipped, recipe.clip_norm), [g, *norms])[0] for g in slopes]
+    update = partial(_update, recipe)
     for (name, weight), slope in zip(weights.items(), slopes):
         kept = {f"{slot} of {name}": slot for slot in recipe.optimizer.slots}
         slots = [b.region.add_param(weight.type, title) for title in kept]
-        made = inlined(b, update, [weight, slope, norm, rate, step, *slots])
+        made = inlined(b, update, [weight, slope, rate, step, *slots])
         if scaling:
             pairs = zip(made, [weight, *slots])
             made = [inlined(b, _chosen, [is_finite, new, old])[0] for new, old in pairs]
@@ -211,7 +218,7 @@ def _updates(
     if scaling:
         results += inlined(b, partial(_rescaled, recipe), [is_finite, *scaling.values()])
         names += scaling
-    return norm, names, results
+    return next(iter(norms), None), names, results
 
 
 def _rescaled(recipe: Recipe, is_finite: Tensor, *state: Tensor) -> list[Tensor]:
@@ -233,13 +240,16 @@ def _chosen(condition: Tensor, new: Tensor, old: Tensor) -> list[Tensor]:
     return [apply("Where", condition, new, old)]
 
 
+def _clipped(most: float, g: Tensor, norm: Tensor) -> list[Tensor]:
+    """A gradient, made smaller by as much as all are, so that their norm is at most that."""
+    share = apply("Min", most / (norm + 1e-6), np.float32(1))
+    return [g * apply("CastLike", share, g)]
+
+
 def _update(
-    recipe: Recipe, p: Tensor, g: Tensor, norm: Tensor, rate: Tensor, count: Tensor, *slots: Tensor
+    recipe: Recipe, p: Tensor, g: Tensor, rate: Tensor, count: Tensor, *slots: Tensor
 ) -> list[Tensor]:
     """A new parameter, and what is kept for it."""
-    if recipe.clip_norm is not None:
-        share = apply("Min", recipe.clip_norm / (norm + 1e-6), np.float32(1))
-        g = g * apply("CastLike", share, g)
     rate, count = (apply("CastLike", scalar, p) for scalar in (rate, count))
     titles = recipe.optimizer.slots
     new, kept = recipe.optimizer.update(p, g, dict(zip(titles, slots)), rate, count)
