@@ -192,9 +192,9 @@ def _updates(
     slopes: Sequence[Value],
     scaling: Mapping[str, Value],
 ) -> tuple[Value | None, list[str], list[Value]]:
-    """The norm of the gradients, if it is needed; the names of what is updated, and the new values: each parameter
-    with its slots, and the state of the loss scale. If there is one, and gradients are infinite or
-    no numbers, that alone changes."""
+    """The norm of the gradients, if it is needed; the names of what is updated, and the new values:
+    each parameter with its slots, and the state of the loss scale. If there is one, and gradients
+    are infinite or no numbers, that alone changes."""
     assert isinstance(b.region, Graph)
     norms = inlined(b, lambda *x: [_norm(x)], slopes) if recipe.needs_norm else []
     rate, step = (b.region.add_param(SCALAR, n) for n in (RATE, STEP))

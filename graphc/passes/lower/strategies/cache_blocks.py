@@ -5,6 +5,8 @@ A block is so many tiles of rows by so many panels of columns, and is computed i
 that the caches hold. A tile of rows that runs along memory is copied once for all panels of a
 block, so that it lies together. The loop over panels is inside, so that outputs, and what the
 epilogue reads, are met along memory. What is summed in several steps is added up on the stack.
+Columns that are large, such as weights that are trained, are packed there too, a step at a time
+(block_panels.py); then a block has all rows.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
+from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Index, minimum
 from graphc.ir.extents import as_dim, points
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
+from graphc.passes.lower.strategies.block_panels import packed_on_stack, panels_of_block
 from graphc.passes.lower.strategies.depth_blocks import STEPS, cut
 
 Emitter = Any  # TileEmitter of register_tiles.py, which imports this module
@@ -43,6 +47,8 @@ class Blocks:
 def needs_blocks(e: Emitter) -> bool:
     """Whether what tiles read, or what they write, is more than caches hold."""
     size = e.match.hole.dtype.size
+    if e.plan.in_blocks:
+        return True
     extents = [*e.depth, *e.rows]
     static = all(isinstance(x.extent, int) for x in extents) and isinstance(e.plan.columns, int)
     if not static or not e.depth or e.plan.quad is not None or not e.match.hole.dtype.is_float:
@@ -57,21 +63,28 @@ def emit_blocks(
     e: Emitter, outer: list[Index], tiled: Index, segments: list[Segment], panels: list[Segment]
 ) -> None:
     """Emits all tiles, parallel over outer indices and blocks."""
+    together = [segments] if e.plan.in_blocks else [[rows] for rows in segments]
     for columns in panels:
-        for rows in segments:
-            blocks = _blocks(e, points(outer), rows, columns)
-            counts = -(-columns.count // blocks.panels), -(-rows.count // blocks.tiles)
-            extents = (*(x.extent for x in outer), *counts)
+        for bands in together:
+            blocks = _blocks(e, points(outer), bands, columns)
+            counts = -(-columns.count // blocks.panels), -(-bands[0].count // blocks.tiles)
+            extents = (*(x.extent for x in outer), *(counts if len(bands) == 1 else counts[:1]))
             with e.k.loop(elements_of(extents), "parallel", name="p") as p:
-                *front, right, down = unflatten_index(p, extents)
-                block = _Block(e, dict(zip(outer, front)), tiled, rows, columns, blocks)
+                place = unflatten_index(p, extents)
+                right, down = place[len(outer) :] if len(bands) == 1 else (place[-1], Const(0, i64))
+                block = _Block(e, dict(zip(outer, place)), tiled, bands, columns, blocks)
                 block.emit(right, down)
 
 
-def _blocks(e: Emitter, outer: int, rows: Segment, columns: Segment) -> Blocks:
+def _blocks(e: Emitter, outer: int, bands: list[Segment], columns: Segment) -> Blocks:
     """The size of blocks: as many panels as half of the second cache holds, for one tile of rows
     after another; or, where these are few, several tiles by several panels."""
-    size = e.match.hole.dtype.size
+    size, rows = e.match.hole.dtype.size, bands[0]
+    if e.plan.in_blocks:
+        right = panels_of_block(e.plan, sum(x.count * x.size for x in bands), size)
+        while right > 1 and outer * -(-columns.count // right) < PIECES:
+            right = -(-right // 2)
+        return Blocks(max(x.count for x in bands), _even(columns.count, right))
     fitting = e.options.l2_bytes // PART_FOR_BLOCK // (e.plan.depth * e.plan.panel * size)
     room = STACK // (rows.size * e.plan.panel * size)
     if fitting >= min(TOGETHER, columns.count):
@@ -91,15 +104,31 @@ def _even(count: int, most: int) -> int:
     return -(-count // groups)
 
 
+@dataclass
+class _Band:
+    """Tiles of one size of a block: their rows, the number of the first, how many there are, and
+    where their sums start."""
+
+    rows: Segment
+    top: Expr
+    tiles: Dim
+    start: int = 0
+
+
 class _Block:
     """Emits one block."""
 
     def __init__(
-        self, e: Emitter, fixed: dict, tiled: Index, rows: Segment, columns: Segment, blocks: Blocks
+        self,
+        e: Emitter,
+        fixed: dict,
+        tiled: Index,
+        bands: list[Segment],
+        columns: Segment,
+        blocks: Blocks,
     ):
-        self.e, self.fixed, self.tiled, self.rows, self.columns = e, fixed, tiled, rows, columns
-        self.blocks = blocks
-        self.cells = rows.size * e.plan.panel
+        self.e, self.fixed, self.tiled, self.columns = e, fixed, tiled, columns
+        self.segments, self.blocks = bands, blocks
         lanes = e.plan.lanes
         self.pieces = [(j, min(lanes, columns.size - j)) for j in range(0, columns.size, lanes)]
 
@@ -107,58 +136,86 @@ class _Block:
         """The block that is so many to the right, and so many down."""
         k, blocks = self.e.k, self.blocks
         self.first = k.let(simplify(right * blocks.panels + self.columns.first))
-        self.top = k.let(simplify(down * blocks.tiles))
         self.panels = _number(self.columns.count, right, blocks.panels)
-        self.tiles = _number(self.rows.count, down, blocks.tiles)
+        self.bands: list[_Band] = []
+        for rows in self.segments:
+            top = k.let(simplify(down * blocks.tiles))
+            band = _Band(rows, top, _number(rows.count, down, min(blocks.tiles, rows.count)))
+            band.start = sum(map(self.cells, self.bands))
+            self.bands.append(band)
         if points(self.e.depth) <= 2 * STEPS:
-            with k.loop(self.tiles) as t:
-                self.at_once(self.row(t))
+            for band in self.bands:
+                with k.loop(band.tiles) as t:
+                    self.at_once(band.rows.size, self.row(band, t))
         else:
             self.in_steps()
 
-    def row(self, t: Expr) -> Expr:
-        return self.e.k.let(simplify((self.top + t) * self.rows.size + self.rows.first))
+    def cells(self, band: _Band) -> int:
+        """The sums of all tiles of a band."""
+        tiles = min(self.blocks.tiles, band.rows.count)
+        return tiles * self.blocks.panels * self.of_tile(band)
 
-    def at_once(self, row: Expr) -> None:
+    def of_tile(self, band: _Band) -> int:
+        return band.rows.size * self.e.plan.panel
+
+    def row(self, band: _Band, t: Expr) -> Expr:
+        return self.e.k.let(simplify((band.top + t) * band.rows.size + band.rows.first))
+
+    def at_once(self, size: int, row: Expr) -> None:
         """The tiles of a row, each over the whole depth."""
         e = self.e
-        with self.together(row, e.depth, points(e.depth), {}), e.k.loop(self.panels) as n:
-            e.tile(self.fixed, self.tiled, row, self.rows.size, self.first + n, self.columns)
+        with self.together(size, row, e.depth, points(e.depth), {}), e.k.loop(self.panels) as n:
+            e.tile(self.fixed, self.tiled, row, size, self.first + n, self.columns)
 
     def in_steps(self) -> None:
         """All tiles, a part of the depth at a time."""
-        e, k, right = self.e, self.e.k, self.blocks.panels
+        e, k = self.e, self.e.k
         outside, split, whole, room = cut(e.depth, STEPS)
         inside = [Index(split.name, _even(split.count, room)), *whole]
         parts = -(-split.count // inside[0].count)
         extents = (*(x.extent for x in outside), parts)
-        total = k.alloc(e.match.hole.dtype, (self.blocks.tiles * right * self.cells,), "stack")
-        with k.loop(self.tiles) as t, k.loop(self.panels) as n:
-            start = simplify((t * right + n) * self.cells)
-            e.set(total, self.rows.size, self.pieces, lambda _: Const(0, total.dtype), start)
+        total = k.alloc(e.match.hole.dtype, (sum(map(self.cells, self.bands)),), "stack")
+        zero = Const(0, total.dtype)
+        for band in self.bands:
+            with k.loop(band.tiles) as t, k.loop(self.panels) as n:
+                e.set(total, band.rows.size, self.pieces, lambda _: zero, self.start(band, t, n))
         with k.loop(elements_of(extents)) as part:
             *front, piece = unflatten_index(part, extents)
             first = k.let(simplify(piece * inside[0].count))
             steps = _number(split.count, piece, inside[0].count)
-            at = dict(zip(outside, front))
-            with k.loop(self.tiles) as t:
-                row = self.row(t)
-                own = [Index(inside[0].name, steps), *inside[1:]]
-                at[split] = first + own[0]
-                with self.together(row, own, points(inside), at), k.loop(self.panels) as n:
-                    self.add(total, simplify((t * right + n) * self.cells), row, n, own, at)
-        with k.loop(self.tiles) as t:
-            row = self.row(t)
-            with k.loop(self.rows.size) as r, k.loop(self.panels) as n:
-                start = simplify((t * right + n) * self.cells + r * e.plan.panel)
-                place = {**self.fixed, self.tiled: simplify(row + r)}
-                e.finish_row(total, place, simplify(self.first + n), start, self.pieces)
+            own = [Index(inside[0].name, steps), *inside[1:]]
+            at = {**dict(zip(outside, front)), split: first + own[0]}
+            known = {**self.fixed, **at}
+            with packed_on_stack(e, self.first, self, own, points(inside), known):
+                for band in self.bands:
+                    with k.loop(band.tiles) as t:
+                        self.add_row(total, band, t, own, points(inside), at)
+        for band in self.bands:
+            with k.loop(band.tiles) as t:
+                row = self.row(band, t)
+                with k.loop(band.rows.size) as r, k.loop(self.panels) as n:
+                    start = simplify(self.start(band, t, n) + r * e.plan.panel)
+                    place = {**self.fixed, self.tiled: simplify(row + r)}
+                    e.finish_row(total, place, simplify(self.first + n), start, self.pieces)
+
+    def start(self, band: _Band, t: Expr, n: Expr) -> Expr:
+        """Where the sums of a tile start."""
+        return simplify((t * self.blocks.panels + n) * self.of_tile(band) + band.start)
+
+    def add_row(
+        self, total: Buffer, band: _Band, t: Expr, own: list[Index], most: int, at: dict
+    ) -> None:
+        """Adds to the tiles of a row what a part of the depth gives."""
+        row, size, k = self.row(band, t), band.rows.size, self.e.k
+        with self.together(size, row, own, most, at), k.loop(self.panels) as n:
+            self.add(total, self.start(band, t, n), size, row, n, own, at)
 
     def add(
-        self, total: Buffer, start: Expr, row: Expr, n: Expr, depth: list[Index], at: dict
-    ) -> None:
+        self, total: Buffer, start: Expr, size: int, row: Expr, n: Expr, depth: list[Index],
+        at: dict,
+    ) -> None:  # fmt: skip
         """Adds to a tile what a part of the depth gives."""
-        e, size = self.e, self.rows.size
+        e = self.e
         panel = e.k.let(simplify(self.first + n))
         sums = e.zeros(total.dtype, size, self.pieces)
         with e.k.loop(depth[0].extent) as x:
@@ -167,10 +224,12 @@ class _Block:
         e.set(total, size, self.pieces, lambda c: total[c] + sums[simplify(c - start)], start)
 
     @contextmanager
-    def together(self, row: Expr, depth: list[Index], most: int, at: dict) -> Iterator[None]:
+    def together(
+        self, size: int, row: Expr, depth: list[Index], most: int, at: dict
+    ) -> Iterator[None]:
         """Copies the rows of a tile, over some indices of the depth, of at most so many points, to
         the stack, if they run along memory and that pays; the emitter reads them there."""
-        e, size = self.e, self.rows.size
+        e = self.e
         along = is_affine_in(e.a.index[0], self.tiled) == 1
         if not along or size == 1 or self.blocks.panels < FEW_PANELS:
             yield

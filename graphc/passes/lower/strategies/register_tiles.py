@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
 from graphc.ir.dtypes import DType, f32, f64, i32, i64
@@ -48,6 +48,7 @@ from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.factors import converted
 from graphc.passes.analysis.spaces import balanced_tiles, known_last, merge_adjacent
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.strategies.block_panels import packs_in_blocks
 from graphc.passes.lower.strategies.cache_blocks import emit_blocks, needs_blocks
 from graphc.passes.lower.strategies.column_operand import Panels, prepare_columns
 from graphc.passes.lower.strategies.depth_blocks import DepthBlocks, depth_blocks
@@ -90,6 +91,8 @@ def lower_register_tiles(computation: Computation, options: RegisterTileOptions)
     if isinstance(quad, str):
         return quad
     plan = tile_plan(match, options, quad)
+    if packs_in_blocks(match, plan, options):
+        plan = replace(plan, packed=False, in_blocks=True)
     if plan.packed and quad is None and not match.rows and not _is_constant(match):
         return "contraction: columns that are packed at run time need several rows, found one"
     return TileEmitter(

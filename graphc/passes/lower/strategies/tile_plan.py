@@ -34,8 +34,9 @@ class RegisterTileOptions:
 
 @dataclass(frozen=True)
 class TilePlan:
-    """Tile sizes: `vectors` of `lanes` make a panel of columns; `row_tile` rows at a time. `quad`
-    is the index of bytes, if they are multiplied four by four."""
+    """Tile sizes: `vectors` of `lanes` make a panel of columns; `row_tile` rows at a time. Columns
+    are `packed` before, or `in_blocks`, or read in place. `quad` is the index of bytes, if they are
+    multiplied four by four."""
 
     lanes: int
     vectors: int
@@ -44,6 +45,7 @@ class TilePlan:
     depth: Dim
     packed: bool
     quad: Index | None
+    in_blocks: bool = False
 
     @property
     def panel(self) -> int:

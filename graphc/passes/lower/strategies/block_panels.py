@@ -1,0 +1,129 @@
+"""Panels of columns on the stack, packed by a block of tiles a part of the depth at a time.
+
+Where the operand of columns changes from run to run and is larger than caches, as weights are that
+are trained, a copy of all of it in panels is written to memory and read again. A block packs what
+the next products read instead, which stays in the second level of cache for all rows (the order of
+loops of K. Goto and R. van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in
+from graphc.ir.expr import Expr, Index, Load, minimum
+from graphc.ir.extents import divided, points
+from graphc.ir.instructions import transpose
+from graphc.ir.kernel import Buffer
+from graphc.ir.simplify import simplify
+from graphc.passes.analysis.contraction import Match
+from graphc.passes.lower.strategies.depth_blocks import STEPS
+from graphc.passes.lower.strategies.row_operand import separable
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan
+from graphc.passes.lower.strategies.tile_transpose import LARGEST_SIDE, SMALLEST_SIDE
+
+Emitter = Any  # TileEmitter of register_tiles.py, which imports this module
+Block = Any  # of cache_blocks.py, which does too
+SUMS = 1 << 18  # bytes of a block on the stack
+PANELS = 4  # of a block, at most
+PART_FOR_COLUMNS = 2  # of the second level of cache: columns that are not packed in blocks
+
+
+def packs_in_blocks(match: Match, plan: TilePlan, options: RegisterTileOptions) -> bool:
+    """Whether blocks are to pack the columns of a product: a matrix of floats that changes from run
+    to run, runs along memory in the columns or in the last summed index, and is large."""
+    b, size, rows = match.b, match.hole.dtype.size, points(match.rows)
+    if not plan.packed or plan.quad is not None or not match.hole.dtype.is_float:
+        return False
+    spaces = [*match.rows, *match.cols, *match.depth]
+    if not isinstance(b, Load) or any(not isinstance(x.extent, int) for x in spaces):
+        return False
+    if b.source in match.computation.constants or b.dtype is not match.hole.dtype:
+        return False
+    if len(match.cols) != 1 or len(match.depth) != 1 or len(match.rows) > 1:
+        return False
+    if points(match.depth) <= 2 * STEPS or not panels_of_block(plan, rows + plan.row_tile, size):
+        return False
+    columns = points(match.cols)
+    if columns * points(match.depth) * size <= options.l2_bytes // PART_FOR_COLUMNS:
+        return False
+    flat = flatten_loads(b, match.shapes)
+    assert isinstance(flat, Load)
+    if not separable(flat.index[0], set(match.depth)):
+        return False
+    along = is_affine_in(flat.index[0], match.depth[-1]) == 1
+    turned = along and SMALLEST_SIDE <= plan.lanes <= LARGEST_SIDE
+    return turned or is_affine_in(flat.index[0], match.cols[0]) == 1
+
+
+def panels_of_block(plan: TilePlan, rows: int, size: int) -> int:
+    """How many panels a block of all rows has; 0 if their sums are more than the stack takes."""
+    return min(PANELS, SUMS // (rows * plan.panel * size))
+
+
+@contextmanager
+def packed_on_stack(
+    e: Emitter, first: Expr, block: Block, depth: list[Index], most: int, known: dict
+) -> Iterator[None]:
+    """Packs the panels of a block, from the `first` on, over indices of the depth, of at most so
+    many points; the emitter reads them there. `known` are all other indices."""
+    if not e.plan.in_blocks:
+        yield
+        return
+    k, width = e.k, e.plan.panel
+    copy = k.alloc(e.b.dtype, (block.blocks.panels * most * width,), "stack")
+    extents = tuple(x.extent for x in depth)
+    with k.loop(block.panels) as n:
+        start = k.let(simplify(n * (most * width)))
+        column = k.let(simplify((first + n) * width))
+        if is_affine_in(e.b.index[0], e.column) == 1:
+            with k.loops(*extents) as steps:
+                _row(e, copy, start, column, block.pieces, dict(zip(depth, steps)), depth, known)
+        else:
+            _turned(e, copy, start, column, block.pieces, depth, known)
+    panel = e.column // width - first
+    place = (panel * most + flatten_index(tuple(depth), extents)) * width + e.column % width
+    whole, e.b = e.b, copy[place]
+    yield
+    e.b = whole
+
+
+def _row(
+    e: Emitter, copy: Buffer, start: Expr, column: Expr, pieces: list[tuple[int, int]],
+    steps: dict, depth: list[Index], known: dict,
+) -> None:  # fmt: skip
+    """One row of a panel, whose depth is at these steps."""
+    place = flatten_index(tuple(steps[x] for x in depth), tuple(x.extent for x in depth))
+    at = {i: simplify(v, steps) for i, v in known.items()} | steps
+    for j, count in pieces:
+        with e.lanes(count) as v:
+            value = simplify(e.b, {**at, e.column: column + j + v})
+            e.k.store(copy, simplify(start + place * e.plan.panel + j + v), value)
+
+
+def _turned(
+    e: Emitter, copy: Buffer, start: Expr, column: Expr, pieces: list[tuple[int, int]],
+    depth: list[Index], known: dict,
+) -> None:  # fmt: skip
+    """A panel of columns that run along memory in the depth: in tiles that are transposed."""
+    k, side, (last,) = e.k, e.plan.lanes, depth
+    whole, left = divided(last.extent, side)
+    with k.loop(whole) as q:
+        for j, _ in pieces:
+            tile = k.alloc(copy.dtype, (side * side,))
+            for c in range(side):
+                own = minimum(column + j + c, e.plan.columns - 1)
+                with k.loop(side, "vector", name=e.lane, width=side) as v:
+                    steps = {last: q * side + v}
+                    at = {i: simplify(x, steps) for i, x in known.items()} | steps
+                    k.store(tile, (v + c * side,), simplify(e.b, {**at, e.column: own}))
+            k.emit(transpose(tile, side))
+            for r in range(side):
+                with k.loop(side, "vector", name=e.lane, width=side) as v:
+                    place = start + (q * side + r) * e.plan.panel + j + v
+                    k.store(copy, simplify(place), tile[v + r * side])
+    if left != 0:
+        with k.loop(left) as x:
+            _row(e, copy, start, column, pieces, {last: whole * side + x}, depth, known)
