@@ -20,6 +20,7 @@ import gc
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,9 +28,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
 import training_batches
-from onnx_torch import OnnxModule
 
 import models
 from graphc import dsl, train
@@ -50,16 +49,20 @@ RATE = 1e-4
 
 
 class Case:
-    """A model, and a batch to train it on."""
+    """A model, and a batch to train it on, which a file may hold."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, batch: str | None = None):
         self.name = path.stem
         self.model = training_batches.prepared(path, BATCHES[path.stem])
         self.labels = path.stem not in NUMBERS
-        with torch.no_grad():
-            module = OnnxModule(self.model, ())
-            given = training_batches.batch_of(self.model, (1, 1), False)[:-1]
-            shape = tuple(module(*map(torch.tensor, given)).shape)
+        if batch is not None:
+            with np.load(batch) as file:
+                self.batch = list(file.values())
+            return
+        import torch_step  # which takes memory
+
+        given = training_batches.batch_of(self.model, (1, 1), False)[:-1]
+        shape = torch_step.output_shape(self.model, given)
         self.batch = training_batches.batch_of(self.model, shape, self.labels)
 
     def graphc(self, threads: int) -> train.Step:
@@ -74,26 +77,9 @@ class Case:
         )
 
     def torch(self, names: Sequence[str], compiled: bool) -> Callable[[], float]:
-        module = OnnxModule(self.model, names)
-        optimizer = torch.optim.AdamW(module.parameters(), RATE, weight_decay=0.01, fused=True)
-        *inputs, target = map(torch.tensor, self.batch)
+        import torch_step
 
-        def loss_of(*x: torch.Tensor) -> torch.Tensor:
-            y = module(*x)
-            if not self.labels:
-                return torch.nn.functional.mse_loss(y, target)
-            return torch.nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), target.reshape(-1))
-
-        run = torch.compile(loss_of) if compiled else loss_of
-
-        def step() -> float:
-            optimizer.zero_grad(set_to_none=True)
-            loss = run(*inputs)
-            loss.backward()
-            optimizer.step()
-            return loss.item()
-
-        return step
+        return torch_step.step(self.model, names, self.batch, self.labels, RATE, compiled)
 
 
 def cross_entropy(scores: dsl.Tensor, labels: dsl.Tensor) -> dsl.Tensor:
@@ -104,6 +90,8 @@ def cross_entropy(scores: dsl.Tensor, labels: dsl.Tensor) -> dsl.Tensor:
 
 def bench(path: Path, threads: int, seconds: float, compiled: bool) -> dict[str, Any]:
     """One row."""
+    import torch
+
     torch.set_num_threads(threads)
     case = Case(path)
     ours = case.graphc(threads)
@@ -135,15 +123,17 @@ def bench(path: Path, threads: int, seconds: float, compiled: bool) -> dict[str,
 # ---------------------------------------------------------------- memory
 
 
-def peak_of(contender: str, path: Path, threads: int) -> float:
+def peak_of(contender: str, path: Path, batch_file: str, threads: int) -> float:
     """The most memory of this process during three steps, in MB, after one step."""
-    torch.set_num_threads(threads)
-    case = Case(path)
+    case = Case(path, batch_file)
     ours = case.graphc(threads)
     batch, names = case.batch, list(ours.recipe.chosen)
     if contender == "graphc":
         run: Callable[[], object] = lambda: ours(batch)  # noqa: E731
     else:
+        import torch
+
+        torch.set_num_threads(threads)
         del ours
         run = case.torch(names, contender == "compiled")
     case.model = onnx.ModelProto()
@@ -159,14 +149,19 @@ def peak_of(contender: str, path: Path, threads: int) -> float:
 
 
 def memory(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The peak of each contender, in a process of its own; graphc's after it was compiled there or
-    found in the cache."""
+    """The peak of each contender, in a process of its own, where graphc's imports no PyTorch;
+    graphc's after it was compiled there or found in the cache."""
     row: dict[str, Any] = {"model": path.stem}
+    batch = Path(tempfile.mkdtemp()) / "batch.npz"
+    np.savez(batch, *Case(path).batch)
     for contender in ["graphc", "eager", *(["compiled"] if args.compiled else [])]:
         command = [sys.executable, __file__, "--directory", args.directory, path.stem]
-        command += ["--threads", str(args.threads[0]), "--peak", contender]
+        command += ["--threads", str(args.threads[0]), "--peak", contender, "--batch", str(batch)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         row[f"{contender}_mb"] = float(done.stdout) if not done.returncode else None
+        if done.returncode:
+            row["failed"] = f"{contender}: {(done.stderr.strip().splitlines() or [''])[-1]}"[:200]
+    batch.unlink()
     for other in ("eager", "compiled"):
         if row.get(f"{other}_mb") and row["graphc_mb"]:
             row[f"of_{other}"] = row["graphc_mb"] / row[f"{other}_mb"]
@@ -198,10 +193,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile as well")
     parser.add_argument("--memory", action="store_true", help="measure peaks of memory, not times")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
+    parser.add_argument("--batch", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     paths = [p for p in models.paths(args) if p.stem in BATCHES]
     if args.peak:
-        print(peak_of(args.peak, paths[0], args.threads[0]))
+        print(peak_of(args.peak, paths[0], args.batch, args.threads[0]))
         return 0
     failed = False
     for threads in args.threads[:1] if args.memory else args.threads:
