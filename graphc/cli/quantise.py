@@ -45,6 +45,8 @@ EPILOG = examples(
     ("graphc quantise model.onnx --data calib.npz --calibration minmax --samples 32 -o q.onnx",
      "ranges that hold everything seen in 32 samples"),
     ("graphc quantise model.onnx --data calib.npz --float fc1 -o q.onnx", "layer fc1 in float"),
+    ("graphc quantise model.onnx --data calib.npz --keep-accuracy 0.99 -o q.onnx",
+     "layers that cost accuracy in float, until 99 % of answers are the float model's"),
 )  # fmt: skip
 
 
@@ -64,16 +66,31 @@ def add(commands: Any) -> None:
         help="integers wherever there is an integer form, and as inputs and outputs")  # fmt: skip
     add("--float", metavar="LAYER", action="append", default=[],
         help="leave this layer float; repeatable")  # fmt: skip
+    add("--keep-accuracy", metavar="SHARE", type=_share,
+        help="leave so many layers float that this share of the float model's accuracy is kept: of "
+        "its answers, or with --labels of its right ones (0.99, for instance)")  # fmt: skip
+    add("--labels", metavar="Y.npy", help="the class of each row of the first output")
     add("--threads", metavar="N", type=positive, default=None, help="CPU threads (default: all)")
     add("--json", action="store_true", help="print the report as JSON")
     add("-o", "--output", metavar="OUT.onnx", type=filename, required=True,
         help="the ONNX file to write")  # fmt: skip
 
 
+def _share(text: str) -> float:
+    """A number between 0 and 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, found {text!r}")
+    return number
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc.analysis.text import nbytes
-    from graphc.cli.models import open_model
+    from graphc.cli.models import load_npy, open_model
     from graphc.files import check_folder
     from graphc.quantisation.quantiser import quantise
 
@@ -90,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
         whole=args.integers,
         samples=args.samples,
         left_out=args.float,
+        keep_accuracy=args.keep_accuracy,
+        labels=None if args.labels is None else load_npy(Path(args.labels)),
         threads=args.threads,
         progress=phases.begin,
         **model.pins(),
@@ -124,8 +143,16 @@ def _tell(quantised: Quantised) -> None:
     print(table(rows, left=2))
     for name, ratio in quantised.outputs.items():
         print(f"output {name}: SQNR {_decibels(ratio)}")
+    accuracy = quantised.accuracy
+    if accuracy.right is not None and accuracy.float_right is not None:
+        shares = (
+            f"{100 * accuracy.right:.2f} %, of the float model {100 * accuracy.float_right:.2f} %"
+        )
+        print(f"accuracy {shares}")
+    if quantised.left_out:
+        print(f"left float: {', '.join(map(_shortened, quantised.left_out))}")
     print(
-        f"largest element where it was in {100 * quantised.agreement:.1f} % of rows; "
+        f"largest element where it was in {100 * quantised.agreement:.2f} % of rows; "
         f"calibrated on {quantised.samples} samples"
     )
 
@@ -136,6 +163,9 @@ def _report(quantised: Quantised, output: Path) -> dict[str, Any]:
         "bytes": output.stat().st_size,
         "samples": quantised.samples,
         "agreement": quantised.agreement,
+        "accuracy": quantised.accuracy.right,
+        "float_accuracy": quantised.accuracy.float_right,
+        "left_float": quantised.left_out,
         "outputs": {name: _finite(ratio) for name, ratio in quantised.outputs.items()},
         "layers": [{**vars(layer), "sqnr": _finite(layer.sqnr)} for layer in quantised.layers],
     }

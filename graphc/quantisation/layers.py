@@ -26,15 +26,13 @@ COMPUTED = ("Add", "Sub", "Mul", "AveragePool", "GlobalAveragePool", "ReduceMean
 
 @dataclass(eq=False)
 class Layer:
-    """A contraction with constant weights. `end` is its result after bias and activations."""
+    """A contraction with constant weights. `end` is its result after bias and activations; `name`
+    that of its node, made distinct."""
 
     op: Op
     end: Value
     bias: Op | None = None  # the Add behind a MatMul
-
-    @property
-    def name(self) -> str:
-        return self.op.loc[0] if self.op.loc else self.op.output.name
+    name: str = ""
 
     @property
     def data(self) -> Value:
@@ -63,10 +61,7 @@ class Choice:
 
     def __init__(self, graph: Graph, whole: bool = False, left_out: frozenset[str] = frozenset()):
         self.graph, self.whole = graph, whole
-        self.layers = [
-            layer for op in graph.ops
-            if (layer := _layer(op, graph)) is not None and layer.name not in left_out
-        ]  # fmt: skip
+        self.layers = [layer for layer in _layers(graph) if layer.name not in left_out]
         self.members: dict[Op, Value] = {layer.op: layer.end for layer in self.layers}
         self.followers = {
             op: _end(op, graph) for op in graph.ops
@@ -144,6 +139,22 @@ class Choice:
             return list(value.uses)
         return [(op, n) for op, n in value.uses if op in self.members and value in operands(op)]
 
+    def governing(self, value: Value) -> list[Layer]:
+        """The layers that read a value, or what others make of it on the way to them: while one of
+        them is quantised, so is the value."""
+        layers = {layer.op: layer for layer in self.layers}
+        found: dict[Layer, None] = {}
+        waiting, seen = [value], set()
+        while waiting:
+            reached = waiting.pop()
+            for user in reached.users:
+                if user in layers and user.operand(0) is reached:
+                    found[layers[user]] = None
+                elif user in self.followers and user not in seen:
+                    seen.add(user)
+                    waiting.append(self.followers[user])
+        return list(found)
+
 
 def operands(op: Op) -> list[Value]:
     """The operands whose elements are quantised with the operator; constants are not among them."""
@@ -178,6 +189,23 @@ def _is_function(op: Op) -> bool:
 
 def _is_float(value: Value) -> bool:
     return value.is_ranked and value.tensor.dtype is dtypes.f32
+
+
+def _layers(graph: Graph) -> list[Layer]:
+    """All layers of a graph, their names distinct."""
+    found, taken = [], set[str]()
+    for op in graph.ops:
+        layer = _layer(op, graph)
+        if layer is None:
+            continue
+        own, number = op.loc[0] if op.loc else op.output.name, 0
+        layer.name = own
+        while layer.name in taken:
+            number += 1
+            layer.name = f"{own}.{number}"
+        taken.add(layer.name)
+        found.append(layer)
+    return found
 
 
 def _layer(op: Op, graph: Graph) -> Layer | None:

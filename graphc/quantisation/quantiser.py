@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from graphc.passes.manager.context import Context
 from graphc.passes.specialise import has_static_inputs, pin, type_symbolically
 from graphc.quantisation import ranges, rewriting, rounding
 from graphc.quantisation.layers import Choice, Layer
-from graphc.quantisation.measuring import Comparison, decibels
+from graphc.quantisation.measuring import Accuracy, Comparison, decibels
+from graphc.quantisation.mixtures import Switchable, left_float
 from graphc.quantisation.moments import Moments, columns_of, rows_read
 from graphc.quantisation.ranges import Parameters
 from graphc.quantisation.rewriting import Weights
@@ -36,7 +37,6 @@ ROOM = 1 << 30  # bytes of moments that are in memory at once
 PREPARING = "canonicalise, cse, dce"
 TYPES = {"int8": dtypes.i8, "uint8": dtypes.u8, "int16": dtypes.i16}
 OLDEST = 13  # the opset with scales per channel; 16 bits need 21, which the exporter finds
-MEASURED = 16  # samples that the report is measured on, at most
 Note = Callable[[str], None]
 
 
@@ -57,14 +57,21 @@ class LayerReport:
 @dataclass
 class Quantised:
     """A quantised model: its graph, and what was measured on the samples: the rows of its layers,
-    the signal-to-noise ratio in dB of each output, and the share of rows (along the last axis of
-    the first output) whose largest element is where it was."""
+    the signal-to-noise ratio in dB of each output, and the accuracy: the share of rows (along the
+    last axis of the first output) whose largest element is where it was, and with labels those that
+    are right. `left_out` are the layers that stayed float."""
 
     graph: Graph
-    layers: list[LayerReport] = field(default_factory=list)
-    outputs: dict[str, float] = field(default_factory=dict)
-    agreement: float = 1.0
-    samples: int = 0
+    layers: list[LayerReport]
+    outputs: dict[str, float]
+    accuracy: Accuracy
+    samples: int
+    left_out: list[str]
+
+    @property
+    def agreement(self) -> float:
+        """The share of rows whose largest element is where it was."""
+        return self.accuracy.agreement
 
     def to_onnx(self) -> ModelProto:
         """The model as an ONNX message."""
@@ -84,8 +91,14 @@ class Options:
     whole: bool = False
     samples: int | None = None
     left_out: Sequence[str] = ()
+    keep_accuracy: float | None = None
+    labels: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        if self.keep_accuracy is not None and not 0 <= self.keep_accuracy <= 1:
+            raise ModelError(
+                f"keep_accuracy is a share between 0 and 1, found {self.keep_accuracy!r}"
+            )
         if self.calibration not in ranges.METHODS:
             known = ", ".join(ranges.METHODS)
             raise ModelError(f"calibration must be one of {known}, found {self.calibration!r}")
@@ -105,6 +118,8 @@ def quantise(
     whole: bool = False,
     samples: int | None = None,
     left_out: Sequence[str] = (),
+    keep_accuracy: float | None = None,
+    labels: Any = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     values: Mapping[str, Any] | None = None,
@@ -122,10 +137,15 @@ def quantise(
     "uint8" or "int16". `calibration` is how ranges are chosen: "minmax", "percentile", "mse" or
     "entropy". With `whole`, every operator that has an integer form is quantised, and inputs and
     outputs are integers: what microcontrollers want. Layers named in `left_out` stay float.
-    `progress` is called with what is being done. ModelError if the model is quantised already or
-    has no layer, or if the samples do not fit or are not finite.
+
+    With `keep_accuracy`, a share, so many more layers stay float that the model agrees with the
+    float one on the largest element of that share of rows; or, with `labels` (a class for each row
+    of the first output), that it has that share of the float model's accuracy. `progress` is called
+    with what is being done. ModelError if the model is quantised already or has no layer, or if the
+    samples do not fit or are not finite.
     """
-    options = Options(calibration, activations, whole, samples, left_out)
+    classes = None if labels is None else np.asarray(labels)
+    options = Options(calibration, activations, whole, samples, left_out, keep_accuracy, classes)
     graph = prepared(source, shapes=shapes, dims=dims, values=values)
     stream = samples_of(data, graph, samples)
     return _Run(graph, stream, options, threads, progress or (lambda text: None)).result()
@@ -151,14 +171,14 @@ def prepared(source: Any, **pins: Any) -> Graph:
 
 
 class _Run:
-    """One quantisation of a prepared graph."""
+    """One quantisation of a prepared graph. Values and layers are known by name, as the graph is
+    copied for every choice of layers."""
 
     def __init__(
         self, graph: Graph, data: Samples, options: Options, threads: int | None, note: Note
     ):
         self.graph, self.data, self.options, self.note = graph, data, options, note
         self.compiling = {} if threads is None else {"threads": threads}
-        self.choice = Choice(clone_graph(graph), options.whole, frozenset(options.left_out))
         names = [layer.name for layer in Choice(graph).layers]
         if not names:
             raise ModelError(
@@ -168,48 +188,68 @@ class _Run:
         unknown = set(options.left_out) - set(names)
         if unknown:
             raise ModelError(f"there is no layer {sorted(unknown)[0]!r} to leave out, but {names}")
+        self.choice = self._chosen(options.left_out)
+
+    def _chosen(self, left_out: Iterable[str]) -> Choice:
+        return Choice(clone_graph(self.graph), self.options.whole, frozenset(left_out))
 
     def result(self) -> Quantised:
-        choice = self.choice
         self.note("observing values")
         statistics = self._statistics()
-        parameters = self._parameters(statistics)
         self.note("rounding weights")
         weights = self._weights()
-        rows = [(layer, layer.end.name) for layer in choice.layers]
-        bits = {layer: parameters[choice.groups[layer.data]] for layer in choice.layers}
-        rewriting.insert(choice, parameters, weights)
+        left_out = list(self.options.left_out)
+        if self.options.keep_accuracy is not None:
+            left_out += self._mixture(statistics, weights, self.options.keep_accuracy)
+        choice = self._chosen(left_out)
+        parameters = self._parameters(choice, statistics)
+        rows = [(layer, parameters[choice.groups[layer.data]]) for layer in choice.layers]
+        made = {layer: weights[layer.name] for layer in choice.layers}
+        rewriting.insert(choice, parameters, made)
         self.note("measuring")
-        ratios, comparison = self._measured([name for _, name in rows])
+        ratios, comparison = self._measured(choice)
         reports = [
-            LayerReport(layer.name, layer.op.name, 8, bits[layer].dtype.bits,
-                        bits[layer].scale, ratios[name])
-            for layer, name in rows
-        ]  # fmt: skip
-        graph = choice.graph
+            LayerReport(layer.name, layer.op.name, 8, p.dtype.bits, p.scale, ratios[layer.end.name])
+            for layer, p in rows
+        ]
         if self.options.whole:
-            rewriting.quantise_inputs_and_outputs(graph)
+            rewriting.quantise_inputs_and_outputs(choice.graph)
         outputs = {name: comparison.decibels(name) for name in comparison.squares}
-        return Quantised(graph, reports, outputs, comparison.agreement, self.data.taken)
+        return Quantised(
+            choice.graph, reports, outputs, comparison.accuracy, self.data.taken, left_out
+        )
 
-    def _statistics(self) -> dict[Value, Statistics]:
-        values = {value.name: value for value in self.choice.groups}
-        found = {value: Statistics() for value in values.values()}
-        for seen in observe(self.graph, list(values), self.data, **self.compiling):
+    def _mixture(
+        self, statistics: Mapping[str, Statistics], weights: Mapping[str, Weights], bound: float
+    ) -> list[str]:
+        self.note("measuring the sensitivity of layers")
+        choice = self._chosen(self.options.left_out)
+        model = Switchable.of(
+            choice, self._parameters(choice, statistics),
+            {layer: weights[layer.name] for layer in choice.layers}, self.data,
+            self.options.labels, self.compiling,
+        )  # fmt: skip
+        return left_float(model, bound)
+
+    def _statistics(self) -> dict[str, Statistics]:
+        found = {value.name: Statistics() for value in self.choice.groups}
+        for seen in observe(self.graph, list(found), self.data, **self.compiling):
             for name, array in seen.items():
                 if not np.isfinite(array).all():
                     raise ModelError(
                         f"value {name!r} holds numbers that are not finite for a sample; such "
                         "values have no range: mend the model or the samples"
                     )
-                found[values[name]].add(array)
+                found[name].add(array)
         return found
 
-    def _parameters(self, statistics: Mapping[Value, Statistics]) -> dict[int, Parameters]:
+    def _parameters(
+        self, choice: Choice, statistics: Mapping[str, Statistics]
+    ) -> dict[int, Parameters]:
         merged: dict[int, Statistics] = {}
         members: dict[int, list[Value]] = {}
-        for value, group in self.choice.groups.items():
-            own = statistics[value]
+        for value, group in choice.groups.items():
+            own = statistics[value.name]
             merged[group] = merged[group].merged(own) if group in merged else own
             members.setdefault(group, []).append(value)
         dtype, method = TYPES[self.options.activations], self.options.calibration
@@ -218,10 +258,10 @@ class _Run:
             for group, own in merged.items()
         }
 
-    def _weights(self) -> dict[Layer, Weights]:
+    def _weights(self) -> dict[str, Weights]:
         """The integers of all layers. What they read is observed for as many at once as their
         moments leave room for."""
-        made: dict[Layer, Weights] = {}
+        made: dict[str, Weights] = {}
         waiting = list(self.choice.layers)
         while waiting:
             part: list[Layer] = []
@@ -230,7 +270,7 @@ class _Run:
                 room -= 8 * _size(waiting[0])
                 part.append(waiting.pop(0))
             for layer, moments in zip(part, self._moments(part)):
-                made[layer] = rounded(layer, moments)
+                made[layer.name] = rounded(layer, moments)
             if waiting:
                 self.note(f"rounding weights, {len(made)} of {len(self.choice.layers)} layers")
         return made
@@ -244,14 +284,14 @@ class _Run:
                     moments.add(rows_read(layer, seen[layer.data.name], seed))
         return found
 
-    def _measured(self, names: list[str]) -> tuple[dict[str, float], Comparison]:
-        """The ratios of values in dB, and a comparison of the outputs."""
+    def _measured(self, choice: Choice) -> tuple[dict[str, float], Comparison]:
+        """The ratios of layers' results in dB, and a comparison of the outputs."""
+        names = [layer.end.name for layer in choice.layers]
         outputs = [name for name, _ in own_results(self.graph)]
         wanted = list(dict.fromkeys([*outputs, *names]))
-        data = Samples(self.data.stream, min(self.data.most or MEASURED, MEASURED))
-        expected = observe(self.graph, wanted, data, **self.compiling)
-        found = observe(self.choice.graph, wanted, data, **self.compiling)
-        comparison, sums = Comparison(), {name: [0.0, 0.0] for name in names}
+        expected = observe(self.graph, wanted, self.data, **self.compiling)
+        found = observe(choice.graph, wanted, self.data, **self.compiling)
+        comparison, sums = Comparison(self.options.labels), {name: [0.0, 0.0] for name in names}
         for want, have in zip(expected, found, strict=True):
             comparison.add({n: want[n] for n in outputs}, have)
             for name, pair in sums.items():

@@ -7,13 +7,15 @@ sums they are added to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.types import TensorType
 from graphc.quantisation.layers import Choice, Layer, operands
 from graphc.quantisation.ranges import Parameters, chosen
 from graphc.quantisation.statistics import Statistics
@@ -31,21 +33,46 @@ class Weights:
     bias: np.ndarray | None
 
 
+class Switches:
+    """A further input of a graph, with which layers are quantised or float at run time."""
+
+    name = "layers_that_are_quantised"
+
+    def __init__(self, choice: Choice):
+        self.layers = {layer: number for number, layer in enumerate(choice.layers)}
+        type = TensorType(dtypes.boolean, (len(self.layers),))
+        self.input = choice.graph.add_param(type, self.name)
+
+    def mixed(self, b: Builder, layers: Sequence[Layer], integer: Value, plain: Value) -> Value:
+        """The one value if any of the layers is quantised, else the other."""
+        flags = [b.Gather(self.input, b.constant(self.layers[each], dtypes.i64)) for each in layers]
+        if not flags:
+            return integer
+        flag = flags[0]
+        for other in flags[1:]:
+            flag = b.Or(flag, other)
+        return b.Where(flag, integer, plain)
+
+
 def insert(
-    choice: Choice, parameters: Mapping[int, Parameters], weights: Mapping[Layer, Weights]
-) -> None:
+    choice: Choice, parameters: Mapping[int, Parameters], weights: Mapping[Layer, Weights],
+    switches: Switches | None = None,
+) -> None:  # fmt: skip
     """Rewrites the graph of a choice, in place."""
     graph = choice.graph
+    governing = {value: choice.governing(value) for value in choice.groups}
     for layer in choice.layers:
-        _put_weights(graph, layer, weights[layer], parameters[choice.groups[layer.data]])
+        _put_weights(graph, layer, weights[layer], parameters[choice.groups[layer.data]], switches)
     for op in choice.followers:
         _put_constants(op, parameters)
     for value, group in choice.groups.items():
-        _put_pair(choice, value, parameters[group])
+        _put_pair(choice, value, parameters[group], switches, governing[value])
     _drop_unread(graph)
 
 
-def _put_pair(choice: Choice, value: Value, p: Parameters) -> None:
+def _put_pair(
+    choice: Choice, value: Value, p: Parameters, switches: Switches | None, layers: Sequence[Layer]
+) -> None:
     graph, readers = choice.graph, choice.readers(value)
     producer = value.producer
     anchor = graph.ops[0] if producer is None else graph.after(producer)
@@ -54,25 +81,33 @@ def _put_pair(choice: Choice, value: Value, p: Parameters) -> None:
     integers = b.QuantizeLinear(value, scale, zero)
     real = b.DequantizeLinear(integers, scale, zero)
     integers.name, real.name = f"{value.name}_quantised", f"{value.name}_dequantised"
+    if switches is not None:
+        real = switches.mixed(b, layers, real, value)
     for op, number in readers:
         op.set_input(number, real)
 
 
-def _put_weights(graph: Graph, layer: Layer, weights: Weights, data: Parameters) -> None:
+def _put_weights(
+    graph: Graph, layer: Layer, weights: Weights, data: Parameters, switches: Switches | None
+) -> None:
     op, old = layer.op, layer.op.operand(1)
     b = Builder(graph, op, op.loc)
     scales = weights.scales.astype(np.float32)
     zeros = np.zeros(len(scales), weights.integers.dtype)
     integers = b.constant(weights.integers)
     integers.name = f"{old.name}_quantised" if old.name else ""
-    op.set_input(1, b.DequantizeLinear(integers, scales, zeros, axis=layer.axis))
+    real = b.DequantizeLinear(integers, scales, zeros, axis=layer.axis)
+    op.set_input(1, real if switches is None else switches.mixed(b, [layer], real, old))
     if weights.bias is None:
         return
     if layer.bias is not None:
         number = 1 if layer.bias.operand(0) is op.output else 0
         shape = layer.bias.operand(number).tensor.static_shape
         b = Builder(graph, layer.bias, layer.bias.loc)
-        layer.bias.set_input(number, b.constant(weights.bias.astype(np.float32).reshape(shape)))
+        bias = b.constant(weights.bias.astype(np.float32).reshape(shape))
+        if switches is not None:
+            bias = switches.mixed(b, [layer], bias, layer.bias.operand(number))
+        layer.bias.set_input(number, bias)
         return
     if op.name == "MatMul":
         return  # it has no bias, and gets none
@@ -80,6 +115,9 @@ def _put_weights(graph: Graph, layer: Layer, weights: Weights, data: Parameters)
     whole = np.clip(np.rint(weights.bias / units), -LARGEST, LARGEST).astype(np.int32)
     zeros = np.zeros(len(units), np.int32)
     bias = b.DequantizeLinear(whole, units, zeros, axis=0)
+    if switches is not None:
+        plain = op.inputs[2] if len(op.inputs) > 2 else None
+        bias = switches.mixed(b, [layer], bias, plain or b.constant(np.zeros_like(units)))
     if len(op.inputs) > 2:
         op.set_input(2, bias)
     else:
