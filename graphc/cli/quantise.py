@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import add_model, command, examples, filename, positive
+from graphc.cli.options import add_model, command, examples, filename, positive, reader
 from graphc.errors import ModelError
+from graphc.targets.micro_c import CPUS, size
 
 if TYPE_CHECKING:
     from graphc.quantisation.quantiser import Quantised
@@ -47,6 +48,8 @@ EPILOG = examples(
     ("graphc quantise model.onnx --data calib.npz --float fc1 -o q.onnx", "layer fc1 in float"),
     ("graphc quantise model.onnx --data calib.npz --keep-accuracy 0.99 -o q.onnx",
      "layers that cost accuracy in float, until 99 % of answers are the float model's"),
+    ("graphc quantise model.onnx --data calib.npz --ram 64K --flash 256K --cpu cortex-m4 -o q.onnx",
+     "what fits a microcontroller, as accurate as it can be"),
 )  # fmt: skip
 
 
@@ -70,6 +73,11 @@ def add(commands: Any) -> None:
         help="leave so many layers float that this share of the float model's accuracy is kept: of "
         "its answers, or with --labels of its right ones (0.99, for instance)")  # fmt: skip
     add("--labels", metavar="Y.npy", help="the class of each row of the first output")
+    add("--ram", metavar="64K", type=reader(size),
+        help="fit into this much RAM as C for --cpu: arena, stack, inputs and outputs (implies "
+        "--integers); where there is room, what brings most noise stays float")  # fmt: skip
+    add("--flash", metavar="256K", type=reader(size), help="and into this much flash")
+    add("--cpu", choices=CPUS, default="cortex-m4", help="(default: %(default)s)")
     add("--threads", metavar="N", type=positive, default=None, help="CPU threads (default: all)")
     add("--json", action="store_true", help="print the report as JSON")
     add("-o", "--output", metavar="OUT.onnx", type=filename, required=True,
@@ -108,6 +116,9 @@ def run(args: argparse.Namespace) -> int:
         samples=args.samples,
         left_out=args.float,
         keep_accuracy=args.keep_accuracy,
+        ram=args.ram,
+        flash=args.flash,
+        cpu=args.cpu,
         labels=None if args.labels is None else load_npy(Path(args.labels)),
         threads=args.threads,
         progress=phases.begin,
@@ -126,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(quantised: Quantised) -> None:
-    from graphc.analysis.text import table
+    from graphc.analysis.text import nbytes, table
 
     rows = [("layer", "operator", "weights", "reads", "scale", "SQNR")]
     for layer in quantised.layers:
@@ -151,6 +162,9 @@ def _tell(quantised: Quantised) -> None:
         print(f"accuracy {shares}")
     if quantised.left_out:
         print(f"left float: {', '.join(map(_shortened, quantised.left_out))}")
+    if quantised.needs is not None:
+        needs = quantised.needs
+        print(f"takes {nbytes(needs.ram)} of RAM and {nbytes(needs.flash)} of flash (estimated)")
     print(
         f"largest element where it was in {100 * quantised.agreement:.2f} % of rows; "
         f"calibrated on {quantised.samples} samples"
@@ -166,6 +180,7 @@ def _report(quantised: Quantised, output: Path) -> dict[str, Any]:
         "accuracy": quantised.accuracy.right,
         "float_accuracy": quantised.accuracy.float_right,
         "left_float": quantised.left_out,
+        "needs": None if quantised.needs is None else vars(quantised.needs),
         "outputs": {name: _finite(ratio) for name, ratio in quantised.outputs.items()},
         "layers": [{**vars(layer), "sqnr": _finite(layer.sqnr)} for layer in quantised.layers],
     }

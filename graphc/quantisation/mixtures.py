@@ -59,10 +59,21 @@ class Switchable:
             comparison.add(want, self.run(feeds, on))
         return comparison.accuracy
 
+    def noises(self, expected: Sequence[dict[str, np.ndarray]]) -> list[float]:
+        """The noise of the outputs with each layer quantised alone."""
+        alone = np.eye(len(self.names), dtype=bool)
+        return [self.measured(flags, expected).noise for flags in alone]
+
     def expected(self) -> list[dict[str, np.ndarray]]:
         """The outputs of the float model."""
         off = np.zeros(len(self.names), bool)
         return [self.run(feeds, off) for feeds in self.data]
+
+
+def by_noise(model: Switchable) -> list[str]:
+    """The layers, those first that bring most noise."""
+    noise = model.noises(model.expected())
+    return [model.names[n] for n in sorted(range(len(noise)), key=lambda n: (-noise[n], n))]
 
 
 def left_float(model: Switchable, bound: float) -> list[str]:
@@ -72,8 +83,7 @@ def left_float(model: Switchable, bound: float) -> list[str]:
     count = len(model.names)
     if model.measured(np.ones(count, bool), expected).kept >= bound:
         return []
-    alone = np.eye(count, dtype=bool)
-    noise = [model.measured(flags, expected).noise for flags in alone]
+    noise = model.noises(expected)
     order = sorted(range(count), key=lambda n: (-noise[n] / max(model.costs[n], 1), n))
 
     def keeps(number: int) -> bool:

@@ -20,9 +20,10 @@ from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.manager.context import Context
 from graphc.passes.specialise import has_static_inputs, pin, type_symbolically
 from graphc.quantisation import ranges, rewriting, rounding
+from graphc.quantisation.budgets import Limits, Needs, most_that_fit, needs_of
 from graphc.quantisation.layers import Choice, Layer
 from graphc.quantisation.measuring import Accuracy, Comparison, decibels
-from graphc.quantisation.mixtures import Switchable, left_float
+from graphc.quantisation.mixtures import Switchable, by_noise, left_float
 from graphc.quantisation.moments import Moments, columns_of, rows_read
 from graphc.quantisation.ranges import Parameters
 from graphc.quantisation.rewriting import Weights
@@ -59,7 +60,8 @@ class Quantised:
     """A quantised model: its graph, and what was measured on the samples: the rows of its layers,
     the signal-to-noise ratio in dB of each output, and the accuracy: the share of rows (along the
     last axis of the first output) whose largest element is where it was, and with labels those that
-    are right. `left_out` are the layers that stayed float."""
+    are right. `left_out` are the layers that stayed float; `needs` are the bytes of RAM and flash,
+    if there were limits."""
 
     graph: Graph
     layers: list[LayerReport]
@@ -67,6 +69,7 @@ class Quantised:
     accuracy: Accuracy
     samples: int
     left_out: list[str]
+    needs: Needs | None = None
 
     @property
     def agreement(self) -> float:
@@ -93,6 +96,7 @@ class Options:
     left_out: Sequence[str] = ()
     keep_accuracy: float | None = None
     labels: np.ndarray | None = None
+    limits: Limits | None = None
 
     def __post_init__(self) -> None:
         if self.keep_accuracy is not None and not 0 <= self.keep_accuracy <= 1:
@@ -120,6 +124,9 @@ def quantise(
     left_out: Sequence[str] = (),
     keep_accuracy: float | None = None,
     labels: Any = None,
+    ram: int | None = None,
+    flash: int | None = None,
+    cpu: str = "cortex-m4",
     shapes: Mapping[str, Sequence[int]] | None = None,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     values: Mapping[str, Any] | None = None,
@@ -140,12 +147,18 @@ def quantise(
 
     With `keep_accuracy`, a share, so many more layers stay float that the model agrees with the
     float one on the largest element of that share of rows; or, with `labels` (a class for each row
-    of the first output), that it has that share of the float model's accuracy. `progress` is called
+    of the first output), that it has that share of the float model's accuracy. With bytes of `ram`
+    or `flash`, the model is made `whole`, and has to fit the processor `cpu` as C; where there is
+    room, the layers that bring most noise stay float. `progress` is called
     with what is being done. ModelError if the model is quantised already or has no layer, or if the
     samples do not fit or are not finite.
     """
     classes = None if labels is None else np.asarray(labels)
-    options = Options(calibration, activations, whole, samples, left_out, keep_accuracy, classes)
+    limits = None if ram is None and flash is None else Limits(ram, flash, cpu)
+    whole = whole or limits is not None
+    options = Options(
+        calibration, activations, whole, samples, left_out, keep_accuracy, classes, limits
+    )
     graph = prepared(source, shapes=shapes, dims=dims, values=values)
     stream = samples_of(data, graph, samples)
     return _Run(graph, stream, options, threads, progress or (lambda text: None)).result()
@@ -200,36 +213,74 @@ class _Run:
         weights = self._weights()
         left_out = list(self.options.left_out)
         if self.options.keep_accuracy is not None:
-            left_out += self._mixture(statistics, weights, self.options.keep_accuracy)
-        choice = self._chosen(left_out)
-        parameters = self._parameters(choice, statistics)
-        rows = [(layer, parameters[choice.groups[layer.data]]) for layer in choice.layers]
-        made = {layer: weights[layer.name] for layer in choice.layers}
-        rewriting.insert(choice, parameters, made)
+            self.note("measuring the sensitivity of layers")
+            left_out += left_float(
+                self._switchable(statistics, weights), self.options.keep_accuracy
+            )
+        needs = None
+        if self.options.limits is not None:
+            left_out += self._fitting(statistics, weights, left_out, self.options.limits)
+            needs = self._needs(statistics, weights, left_out, self.options.limits)
+        choice, parameters = self._built(statistics, weights, left_out)
         self.note("measuring")
         ratios, comparison = self._measured(choice)
         reports = [
             LayerReport(layer.name, layer.op.name, 8, p.dtype.bits, p.scale, ratios[layer.end.name])
-            for layer, p in rows
+            for layer, p in parameters.items()
         ]
         if self.options.whole:
             rewriting.quantise_inputs_and_outputs(choice.graph)
         outputs = {name: comparison.decibels(name) for name in comparison.squares}
         return Quantised(
-            choice.graph, reports, outputs, comparison.accuracy, self.data.taken, left_out
+            choice.graph, reports, outputs, comparison.accuracy, self.data.taken, left_out, needs
         )
 
-    def _mixture(
-        self, statistics: Mapping[str, Statistics], weights: Mapping[str, Weights], bound: float
-    ) -> list[str]:
-        self.note("measuring the sensitivity of layers")
+    def _built(
+        self, statistics: Mapping[str, Statistics], weights: Mapping[str, Weights],
+        left_out: Sequence[str],
+    ) -> tuple[Choice, dict[Layer, Parameters]]:  # fmt: skip
+        """The rewritten graph, and the parameters of what each layer reads."""
+        choice = self._chosen(left_out)
+        parameters = self._parameters(choice, statistics)
+        read = {layer: parameters[choice.groups[layer.data]] for layer in choice.layers}
+        made = {layer: weights[layer.name] for layer in choice.layers}
+        rewriting.insert(choice, parameters, made)
+        return choice, read
+
+    def _switchable(
+        self, statistics: Mapping[str, Statistics], weights: Mapping[str, Weights]
+    ) -> Switchable:
         choice = self._chosen(self.options.left_out)
-        model = Switchable.of(
+        return Switchable.of(
             choice, self._parameters(choice, statistics),
             {layer: weights[layer.name] for layer in choice.layers}, self.data,
             self.options.labels, self.compiling,
         )  # fmt: skip
-        return left_float(model, bound)
+
+    def _needs(
+        self, statistics: Mapping[str, Statistics], weights: Mapping[str, Weights],
+        left_out: Sequence[str], limits: Limits,
+    ) -> Needs:  # fmt: skip
+        choice, _ = self._built(statistics, weights, left_out)
+        rewriting.quantise_inputs_and_outputs(choice.graph)
+        return needs_of(choice.graph, limits.cpu)
+
+    def _fitting(
+        self, statistics: Mapping[str, Statistics], weights: Mapping[str, Weights],
+        left_out: Sequence[str], limits: Limits,
+    ) -> list[str]:  # fmt: skip
+        """The further layers that stay float, those first that bring most noise, as long as the
+        model fits; ModelError if it does not without any. A bound of accuracy has decided
+        already."""
+        self.note("fitting into memory")
+        limits.check(self._needs(statistics, weights, left_out, limits))
+        if self.options.keep_accuracy is not None:
+            return []
+        order = by_noise(self._switchable(statistics, weights))
+        return most_that_fit(
+            order,
+            lambda more: limits.admit(self._needs(statistics, weights, [*left_out, *more], limits)),
+        )
 
     def _statistics(self) -> dict[str, Statistics]:
         found = {value.name: Statistics() for value in self.choice.groups}
