@@ -67,6 +67,8 @@ def test_options_that_cannot_be_read(capsys, argv):
         (["compile", "--set", "image=@missing.npy"], "missing.npy"),
         (["compile", "--set", "image=word"], "cannot be"),
         (["compile", "--emit", "ir"], "dimension N is open"),
+        (["compile", "--dim", "N=1..30", "--emit", "llvm"], "--specialise any --dim N=1..30"),
+        (["compile", "--target", "c", "-o", "out"], "--specialise any --dim N="),
         (["compile", "--emit", "ir", "--passes", "nonsense", "--dim", "N=1"], "nonsense"),
         (["compile", "--emit", "c", "--stop-after", "fused"], "does not go with"),
         (["compile", "--emit", "asm", "--target", "c", "--dim", "N=1"], "--target cpu"),

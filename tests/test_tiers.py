@@ -222,6 +222,25 @@ def test_bounds_are_narrowed_to_what_an_op_takes():
     assert shapes_of(model) == ["[N, 3, H]"]
 
 
+TABLE = """graph @g(%x: f32[A,B,C,D,40]) -> ? where A: 1..9, B: 1..9, C: 1..9, D: 1..9 {
+  const %table : f32[2,4,5,7,40] = random(seed=1)
+  %y = Add(%x, %table)
+  return %y
+}
+"""
+
+
+def test_sizes_that_are_taken_at_both_ends_alone_are_not_open():
+    """Rows are as many as those of the table, or one, which is read for all of them."""
+    model = graphc.compile(graphc.parse(TABLE), specialise="any", threads=1)
+    for sizes in ((2, 4, 5, 7), (1, 1, 1, 1), (2, 1, 5, 1)):
+        x = np.random.default_rng(0).standard_normal((*sizes, 40)).astype(np.float32)
+        (found,), (expected,) = model.run([x]), graphc.interpret(graphc.parse(TABLE), [x])
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ModelError):
+        model.run([np.ones((2, 3, 5, 7, 40), np.float32)])
+
+
 def test_extents_that_depend_on_data_are_those_of_the_data():
     graph = graphc.parse("graph @g(%x: f32[N,4]) -> ? where N: 1..9 { "
                          "const %c : bool[2] = [true,false] %y = Compress(%x, %c) {axis=0} "

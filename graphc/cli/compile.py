@@ -269,7 +269,7 @@ def _save(job: Job, output: str) -> None:
             if job.settings.specialise == "exact":
                 choices(job.model.pinned())  # complains before anything is compiled
         elif not ((target.alone or is_folder) and one_for_all(job.model, target, job.settings)):
-            check_closed(job.model.pinned())
+            check_closed(job.model.pinned(), job.target.open_sizes)
         target.write(job, path)
 
 

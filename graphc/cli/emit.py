@@ -79,11 +79,18 @@ def _unknown(error: NeedsValue) -> ModelError:
     return ModelError(f"{error}: it depends on what inputs hold; give those with --set NAME=VALUE")
 
 
-def check_closed(graph: Graph) -> None:
-    """ModelError if the inputs leave a dimension open."""
-    if graph.symbols:
-        name = next(iter(graph.symbols))
-        raise ModelError(f"dimension {name} is open: pin it with --dim {name}=1, or with --shape")
+def check_closed(graph: Graph, open_sizes: bool = False) -> None:
+    """ModelError if the inputs leave a dimension open; where a target has programs of open sizes,
+    it says how to ask for one."""
+    if not graph.symbols:
+        return
+    name, symbol = next(iter(graph.symbols.items()))
+    bounds = f"{symbol.lo}..{symbol.hi}" if symbol.hi is not None else "1..64"
+    hint = f"; for all sizes within bounds: --specialise any --dim {name}={bounds}"
+    raise ModelError(
+        f"dimension {name} is open: pin it with --dim {name}=1, or with --shape"
+        + (hint if open_sizes else "")
+    )
 
 
 def program(model: Model, target: Target, settings: Settings) -> Program:
@@ -92,6 +99,7 @@ def program(model: Model, target: Target, settings: Settings) -> Program:
 
     if one_for_all(model, target, settings):
         return to_program(_general(model, target), target, settings)
+    check_closed(model.pinned(), target.open_sizes)
     return to_program(typed(model, target, settings.context.noting()), target, settings)
 
 

@@ -41,6 +41,7 @@ from graphc.passes.specialise import bind_contents, check_declared
 
 FORMS = ("elementwise", "indexed", "composite", "core", "imperative")
 MOST_COMPARED = 1 << 24  # elements of a result that is computed to compare two bodies
+BEYOND = 10_000.0  # what elements beyond the end of an operand are there, which has none as large
 
 
 Bounds = Mapping[str, tuple[int, int]]
@@ -201,10 +202,13 @@ def check_op(op: Op) -> None:
 
 
 def _low_sizes(op: Op) -> tuple[Sizes, Sizes]:
-    """The least sizes of an op, and some above them, which differ."""
+    """The least sizes of an op, and some above them, which differ, and are not the largest unless
+    there are no others: what is taken at both ends need not be between."""
     sizes = sizes_of_op(op)
     least: Sizes = {s: Const(s.lo) for s in sizes}
-    apart: Sizes = {s: Const(min(s.hi or 0, s.lo + 1 + 2 * n)) for n, s in enumerate(sizes)}
+    highest = {s: s.hi or 0 for s in sizes}
+    below = {s: high - (high - s.lo > 1) for s, high in highest.items()}
+    apart: Sizes = {s: Const(min(below[s], s.lo + 1 + 2 * n)) for n, s in enumerate(sizes)}
     return least, apart
 
 
@@ -295,10 +299,14 @@ def _agree(one: Expr, other: Expr, op: Op, number: int) -> bool:
     rng = np.random.default_rng(0)
     arrays = {}
     for place, value in enumerate(op.inputs):
-        if value is not None and value.constant is not None:
-            arrays[str(place)] = value.constant
-        elif value is not None:
+        if value is None:
+            continue
+        array = value.constant
+        if array is None:
             drawn = rng.uniform(0, 4, value.tensor.static_shape)
-            arrays[str(place)] = drawn.astype(value.tensor.dtype.np)
+            array = drawn.astype(value.tensor.dtype.np)
+        if value.tensor.dtype.is_float:  # what is read beyond the end shows
+            array = np.pad(array, [(0, 1)] * array.ndim, constant_values=BEYOND)
+        arrays[str(place)] = array
     results = [evaluate(body, result.static_shape, arrays) for body in (one, other)]
     return compare(op.name, *results).within(1e-5)
