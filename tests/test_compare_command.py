@@ -10,6 +10,7 @@ from commands import DIGITS, ROOT, graphc, make, ok, refused, relu, save
 from onnx import TensorProto, helper, numpy_helper
 
 import graphc as library
+from graphc.cli.deviation import deviations, units
 from graphc.comparing.differences import Difference
 from graphc.comparing.pairs import pairs_of
 from graphc.passes.rewriter import RULES
@@ -169,3 +170,60 @@ def test_weights_that_are_dequantised_belong_to_their_layer(tmp_path):
     constants = [numpy_helper.from_array(v, n) for n, v in weights.items()]
     graph = library.import_onnx(make(nodes, constants=constants))
     assert [pair.layer for pair in pairs_of(graph, graph)] == ["product"]
+
+
+# ---------------------------------------------------------------- verify of quantised outputs
+
+
+def network_of_bytes(scale: float) -> bytes:
+    """Products, quantised on both sides; the output is what DequantizeLinear gives."""
+    rng = np.random.default_rng(3)
+    constants = {"w": rng.standard_normal((8, 6)).astype(np.float32), "s": np.float32(scale),
+                 "z": np.int8(0)}  # fmt: skip
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], "product"),
+        helper.make_node("QuantizeLinear", ["h", "s", "z"], ["q"], "quantise"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "dequantise"),
+        helper.make_node("Reshape", ["d", "shape"], ["y"], "reshape"),
+    ]
+    constants["shape"] = np.array([-1])
+    tensors = [numpy_helper.from_array(v, n) for n, v in constants.items()]
+    return make(nodes, [("x", TensorProto.FLOAT, (4, 8))], constants=tensors)
+
+
+def test_a_step_of_an_output_is_its_scale():
+    graph = library.import_onnx(network_of_bytes(0.5))
+    (unit,) = units(graph, [np.array([-4, 4], np.float32)])
+    assert unit == 0.5 / 8
+    (unit,) = units(library.import_onnx(relu()), [np.ones(3, np.float32)])
+    assert unit == 0
+    assert units(graph, [np.array([-4, 4], np.int8)]) == [1 / 8]
+
+
+def test_who_deviates():
+    one, two, far = (np.array([0, x], np.float32) for x in (1.0, 1.1, 1.3))
+    (near,) = deviations(["y"], [one], [two], [one])
+    assert near.is_accepted and "own ways differ as much" in near.told(0.1)
+    (off,) = deviations(["y"], [far], [two], [one])
+    assert not off.is_accepted and "graphc deviates" in off.told(0.0)
+
+
+def test_verify_takes_steps(capsys, tmp_path, monkeypatch):
+    path = save(tmp_path / "m.onnx", network_of_bytes(0.5))
+    assert "passed" in ok(capsys, "verify", path, "--steps", "0", "--threads", "1")
+    from graphc import verify
+
+    real = verify.onnxruntime
+
+    def moved(source, threads=None, optimised=True):
+        run = real(source, threads, optimised)
+        return lambda feeds: [out + np.float32(0.5) * optimised for out in run(feeds)]
+
+    monkeypatch.setattr(verify, "onnxruntime", moved)  # by a step, where it optimises
+    assert "passed" in ok(capsys, "verify", path, "--threads", "1")
+    out = ok(capsys, "verify", path, "--steps", "0", "--threads", "1")
+    assert "1 steps from ONNX Runtime, 0 steps from it without" in out
+    monkeypatch.setattr(verify, "onnxruntime", lambda *a, **k: lambda feeds: [
+        out + np.float32(1.5) for out in real(path)(feeds)])  # fmt: skip
+    code, out, _ = graphc(capsys, "verify", path, "--threads", "1")
+    assert code == 1 and "graphc deviates" in out

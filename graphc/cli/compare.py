@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from graphc.cli.models import Model
     from graphc.comparing.compare import Comparer
     from graphc.comparing.references import Values
-    from graphc.ir.graph import Graph
 
 SUMMARY = """\
 Compares a model layer by layer, and names the first layer that departs. Without --with, what graphc
@@ -91,6 +90,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    from graphc.cli.deviation import quantising
     from graphc.cli.models import open_model
     from graphc.cli.output import progress
     from graphc.comparing import report
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     comparer = _comparer(model, other, args)
     with progress(f"comparing {model.path.name}"):
         comparison = comparer.compare(samples, _labels(args))
-    is_quantised = other is not model and _quantising(other.graph) > _quantising(model.graph)
+    is_quantised = other is not model and quantising(other.graph) > quantising(model.graph)
     set_limit(comparison, args.limit, is_quantised)
     if args.json:
         print(json.dumps({"model": model.path.stem, **report.data(comparison)}, indent=2))
@@ -135,11 +135,6 @@ def _other(model: Model, args: argparse.Namespace) -> Model:
         raise ModelError(f"{path}: has inputs {theirs}, {model.path.name} has {ours}")
     dims = {name: size for name, size in model.dims.items() if name in graph.symbols}
     return Model(path, graph, model.shapes, dims, model.values, model.given)
-
-
-def _quantising(graph: Graph) -> int:
-    """How many operators of a graph quantise, or compute with what is."""
-    return sum("Quantize" in op.name or op.name.startswith("QLinear") for op in graph.walk())
 
 
 def _comparer(model: Model, other: Model, args: argparse.Namespace) -> Comparer:

@@ -21,9 +21,11 @@ TRACED = 3  # runs of each stream that are kept whole, in the end
 
 @dataclass
 class Runs:
-    """Seconds of runs, and of those that were timed, in turns; the readings of the latter."""
+    """Seconds of runs, and of those that were timed, in turns; the readings of the latter; and the
+    processor's time that the thread took for the former."""
 
     plain: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     timed: list[float] = field(default_factory=list)
     readings: list[list[Reading]] = field(default_factory=list)
 
@@ -45,6 +47,11 @@ class Measured:
     def plain(self) -> np.ndarray:
         """Seconds of the runs that were not timed, of all streams."""
         return np.concatenate([np.array(runs.plain) for runs in self.streams])
+
+    @property
+    def processor(self) -> np.ndarray:
+        """The processor's time that the calling thread took for each of these."""
+        return np.concatenate([np.array(runs.processor) for runs in self.streams])
 
     @property
     def timed(self) -> np.ndarray:
@@ -98,10 +105,10 @@ def _measuring(
     def measuring() -> None:
         begin = time.perf_counter()
         while not _enough(len(runs.plain), time.perf_counter() - begin, plan):
-            start = time.perf_counter()
+            own, start = time.thread_time(), time.perf_counter()
             run()
-            between = time.perf_counter()
-            runs.plain.append(between - start)
+            runs.plain.append(time.perf_counter() - start)
+            runs.processor.append(time.thread_time() - own)
             with recorder.taking() as readings:
                 start = time.perf_counter()
                 run()

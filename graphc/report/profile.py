@@ -55,12 +55,14 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of a model. Times are in seconds. `inside` is the part of a timed run that
-    its steps take, `added` what timing adds to a run, both medians over runs; `readings` how many
-    a run takes, of `reading` seconds each. `about` tells how it was measured."""
+    """What was measured of a model. Times are in seconds. `processor` is that which the calling
+    thread had the processor for, in the median run; `inside` the part of a timed run that its steps
+    take, `added` what timing adds to a run, both medians over runs; `readings` how many a run
+    takes, of `reading` seconds each. `about` tells how it was measured."""
 
     steps: list[StepTime]
     run: float
+    processor: float
     inside: float
     added: float
     readings: float
@@ -89,7 +91,8 @@ class Profile:
             "first_ms": _ms(self.first), "warm_up": self.warm_up, "rounds": self.rounds,
             "latency_ms": {name: _ms(value) for name, value in self.latencies.items()},
             "runs_per_second": _digits(self.per_second),
-            "steps_ms": _ms(self.total), "inside": _digits(self.inside),
+            "steps_ms": _ms(self.total), "processor_ms": _ms(self.processor),
+            "inside": _digits(self.inside),
             "readings": {"per_run": _digits(self.readings), "ns": _digits(self.reading * 1e9),
                          "share": _digits(self.overhead), "added": _digits(self.added)},
             "layers": [row(step, self.total) for step in self.steps],
@@ -130,7 +133,8 @@ def profile_of(measured: Measured, peaks: Peaks | None) -> Profile:
     latencies = {f"p{q}": float(np.percentile(plain, q)) for q in PERCENTILES}
     latencies |= {"best": float(plain.min()), "mean": float(plain.mean())}
     return Profile(
-        steps, latencies["p50"], float(np.median(inside)), float(np.median(timed / plain)) - 1,
+        steps, latencies["p50"], float(np.median(measured.processor)),
+        float(np.median(inside)), float(np.median(timed / plain)) - 1,
         float(np.median(notes)), counter.cost / counter.rate, latencies, measured.per_second,
         len(plain), measured.first, measured.warm_up,
     )  # fmt: skip

@@ -59,8 +59,9 @@ def run_text(profile: Profile) -> list[str]:
     order = [f"{name} {duration(value)}" for name, value in profile.latencies.items()]
     lines = [
         f"{profile.rounds} runs: {', '.join(order)}; {profile.per_second:.4g} runs/s",
-        f"steps add up to {duration(profile.total)}, and in a timed run to "
-        f"{100 * profile.inside:.1f}% of its time; the rest is outside the compiled code",
+        f"steps add up to {duration(profile.total)} (a run takes {duration(profile.processor)} of "
+        f"the processor), and in a timed run to {100 * profile.inside:.1f}% of its time; the rest "
+        "is outside the compiled code",
         f"{profile.readings:g} readings of {profile.reading * 1e9:.0f} ns a run, "
         f"{100 * profile.overhead:.2g}% of it, are subtracted; timed runs took "
         f"{100 * profile.added:+.1f}% by turns with others",

@@ -36,16 +36,45 @@ class Timed:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One call of a program on a thread, which began when its counter stood at `begin`: by step the
-    counts that it took and how often it ran; and in order (step, counter when it ended), as many as
-    there was room for."""
+    """One call of a program on a thread: the cells that its code wrote. After `header` cells come
+    the counts that each step took and how often it ran, then the log, in order: a step and the
+    counter when it ended, as many as there was room for. One cell holds the counter when the call
+    began, and one how many entries the log has."""
 
     timed: Timed
     thread: int
-    begin: int
-    counts: np.ndarray
-    runs: np.ndarray
-    log: np.ndarray
+    cells: np.ndarray
+    header: int
+    begins: int
+    logged: int
+
+    @property
+    def begin(self) -> int:
+        """The counter when the call began."""
+        return int(self.cells[self.begins])
+
+    @property
+    def counts(self) -> np.ndarray:
+        """By step, the counts that it took."""
+        return self._steps[:, 0]
+
+    @property
+    def runs(self) -> np.ndarray:
+        """By step, how often it ran."""
+        return self._steps[:, 1]
+
+    @property
+    def _steps(self) -> np.ndarray:
+        return self.cells[self.header : self._end].reshape(-1, 2)
+
+    @property
+    def _end(self) -> int:
+        return self.header + 2 * len(self.timed.steps)
+
+    @property
+    def log(self) -> np.ndarray:
+        """A step and the counter when it ended, in order."""
+        return self.cells[self._end :].reshape(-1, 2)[: self.cells[self.logged]]
 
 
 class Recorder:

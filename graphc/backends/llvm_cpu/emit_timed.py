@@ -4,10 +4,11 @@
 
 The counter is the processor's own, which costs some nanoseconds to read. One reading ends a step
 and begins the next, so that the times of all steps add up to that of the call. `timing` is an array
-of i64 that the caller clears: the last reading, how many readings are in the log, and how many fit;
-for each step, in the order in which steps end (`ending`), the counts it took and how often it ran;
-then the log, a step and a reading each time. A loop or a branch is a step that takes what is left
-when those inside it have ended. Steps that run on several threads are timed on the calling one.
+of i64 that the caller clears: the last reading, how many readings are in the log, how many fit, and
+the first reading; for each step, in the order in which steps end (`ending`), the counts it took and
+how often it ran; then the log, a step and a reading each time. A loop or a branch is a step that
+takes what is left when those inside it have ended. Steps that run on several threads are timed on
+the calling one.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from graphc.errors import UnsupportedError
 from graphc.ir.program import Program, ending
 
 INVOKE_TIMED = "graphc_invoke_timed"
-HEADER = 3  # cells before those of steps: the last reading, entries of the log, room for entries
-LAST, LOGGED, ROOM = range(HEADER)
+HEADER = 4  # cells before those of steps
+LAST, LOGGED, ROOM, BEGIN = range(HEADER)
 COUNTERS = {"x86_64": "llvm.readcyclecounter", "aarch64": "llvm.readsteadycounter"}
 """What reads a counter of constant rate, by architecture."""
 
@@ -110,7 +111,12 @@ class TimedSteps(Steps):
         return [note_text(self.counter), *super().main()]
 
     def begun(self) -> list[str]:
-        return [f"  %now = call i64 @{self.counter}()", "  store i64 %now, ptr %timing"]
+        return [
+            f"  %now = call i64 @{self.counter}()",
+            "  store i64 %now, ptr %timing",
+            f"  %begin = getelementptr i64, ptr %timing, i64 {BEGIN}",
+            "  store i64 %now, ptr %begin",
+        ]
 
     def ended(self) -> list[str]:
         self.done += 1

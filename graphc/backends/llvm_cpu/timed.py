@@ -13,6 +13,7 @@ import numpy as np
 from graphc.backends.cache import default_cache
 from graphc.backends.llvm_cpu.codegen import PIPELINE, compile_program
 from graphc.backends.llvm_cpu.emit_timed import (
+    BEGIN,
     HEADER,
     INVOKE_TIMED,
     LOGGED,
@@ -54,12 +55,8 @@ class TimedModel(NativeModel):
         steps, room = len(self._timed.steps), recorder.room
         timing = np.zeros(HEADER + 2 * (steps + room), np.int64)
         timing[ROOM] = room
-        begin = read_counter()
         self._timing(cells, timing.ctypes.data)
-        sums = timing[HEADER : HEADER + 2 * steps].reshape(-1, 2)
-        log = timing[HEADER + 2 * steps :].reshape(-1, 2)[: timing[LOGGED]]
-        thread = threading.get_ident()
-        recorder.add(Reading(self._timed, thread, begin, sums[:, 0], sums[:, 1], log))
+        recorder.add(Reading(self._timed, threading.get_ident(), timing, HEADER, BEGIN, LOGGED))
 
 
 class Clock:
