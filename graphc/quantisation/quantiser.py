@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 LARGEST = 127  # of int8 weights, which are symmetric
+LARGEST_BIAS = 1 << 29  # in units of a sum, which is of 32 bits
 ROOM = 1 << 30  # bytes of moments that are in memory at once
 PREPARING = "canonicalise, cse, dce"
 TYPES = {"int8": dtypes.i8, "uint8": dtypes.u8, "int16": dtypes.i16}
@@ -210,7 +211,7 @@ class _Run:
         self.note("observing values")
         statistics = self._statistics()
         self.note("rounding weights")
-        weights = self._weights()
+        weights = self._weights(self._parameters(self.choice, statistics))
         left_out = list(self.options.left_out)
         if self.options.keep_accuracy is not None:
             self.note("measuring the sensitivity of layers")
@@ -309,7 +310,7 @@ class _Run:
             for group, own in merged.items()
         }
 
-    def _weights(self) -> dict[str, Weights]:
+    def _weights(self, parameters: Mapping[int, Parameters]) -> dict[str, Weights]:
         """The integers of all layers. What they read is observed for as many at once as their
         moments leave room for."""
         made: dict[str, Weights] = {}
@@ -321,7 +322,8 @@ class _Run:
                 room -= 8 * _size(waiting[0])
                 part.append(waiting.pop(0))
             for layer, moments in zip(part, self._moments(part)):
-                made[layer.name] = rounded(layer, moments)
+                step = parameters[self.choice.groups[layer.data]].scale
+                made[layer.name] = rounded(layer, moments, step)
             if waiting:
                 self.note(f"rounding weights, {len(made)} of {len(self.choice.layers)} layers")
         return made
@@ -365,12 +367,14 @@ def _size(layer: Layer) -> int:
     return layer.op.attrs.get("group", 1) * columns_of(layer) ** 2
 
 
-def rounded(layer: Layer, moments: Moments | None) -> Weights:
-    """The integers of a layer's weights. The bias, if the layer can have one, makes up for what
-    they change in the mean; so only what departs from the mean counts in rounding."""
+def rounded(layer: Layer, moments: Moments | None, step: float) -> Weights:
+    """The integers of a layer's weights, for data in units of `step`. The bias, if the layer can
+    have one, makes up for what they change in the mean; so only what departs from the mean counts
+    in rounding. A channel of small weights and a large bias has a scale in which the bias fits."""
     rows, bias = rows_of(layer), bias_of(layer)
+    least = np.full(len(rows), 0.0) if bias is None else np.abs(bias) / (step * LARGEST_BIAS)
     if moments is None:
-        scales = rounding.scales_of(rows, LARGEST)
+        scales = np.maximum(rounding.scales_of(rows, LARGEST), least)
         return _as_weights(layer, rounding.nearest(rows, scales, LARGEST), scales, bias)
     has_bias = bias is not None or layer.op.name != "MatMul"
     seconds, groups = moments.estimated(has_bias), len(moments.sums)
@@ -378,7 +382,8 @@ def rounded(layer: Layer, moments: Moments | None) -> Weights:
     each = len(rows) // groups
     for group in range(groups):
         part = slice(group * each, (group + 1) * each)
-        scales[part] = rounding.scales_of(rows[part], LARGEST, seconds[group])
+        own = rounding.scales_of(rows[part], LARGEST, seconds[group])
+        scales[part] = np.maximum(own, least[part])
         integers[part] = rounding.with_feedback(rows[part], scales[part], LARGEST, seconds[group])
     if has_bias:
         lost = rows - integers * scales[:, None]

@@ -211,3 +211,21 @@ def test_values_that_are_not_finite_are_told():
     ]
     source = model(nodes, {"w": f32(4, 2)}, {"x": [1, 4]})
     refused("value 'l' holds numbers that are not finite", source, {"x": np.zeros((3, 4), "f4")})
+
+
+def test_a_large_bias_beside_small_weights_fits_its_type():
+    weights, bias = f32(4, 3, 1, 1), np.array([0, 1, 100, -3], np.float32)
+    weights[2:] *= 1e-12
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv"),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    source = model(nodes, {"w": weights, "b": bias}, {"x": [1, 3, 4, 4]})
+    data = {"x": f32(8, 3, 4, 4)}
+    quantised = graphc.quantise(source, data, whole=True)
+    (integers,) = (
+        numpy_helper.to_array(t) for t in quantised.to_onnx().graph.initializer
+        if t.data_type == TensorProto.INT32 and numpy_helper.to_array(t).any()
+    )  # fmt: skip
+    assert np.abs(integers).max() <= 1 << 30
+    assert min(ratios(source, graphc.quantise(source, data), data).values()) > 40
