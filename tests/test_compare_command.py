@@ -71,6 +71,7 @@ def test_what_cannot_be_compared_is_a_problem():
     assert seen([np.array(["a"], object)], [np.array(["b"], object)]).problem
     assert seen([[ones]], [[ones]]).problem == "it is no tensor"
     assert seen([ones], [ones]).data()["sqnr_db"] is None
+    assert seen([ones], [ones]).sqnr == np.inf and seen([ones], [0 * ones]).sqnr == -np.inf
 
 
 def test_values_of_a_quantised_model_pair_behind_dequantising(digits):
@@ -144,6 +145,11 @@ def test_outputs_are_those_of_the_model_that_nobody_observes(capsys):
 def test_what_does_not_fit_is_told(capsys, tmp_path, digits):
     other = save(tmp_path / "relu.onnx", relu())
     assert "has inputs ['x']" in refused(capsys, "compare", DIGITS, "--with", other)
+    integers = make([helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)],
+                    [("x", TensorProto.INT8, (2, 3))])  # fmt: skip
+    first, other = save(tmp_path / "f.onnx", relu()), save(tmp_path / "i.onnx", integers)
+    message = refused(capsys, "compare", first, "--with", other)
+    assert "input 'x' is i8[2,3]" in message and "f32[2,3]" in message
     assert "--data" in refused(capsys, "compare", DIGITS, "--labels", digits / "y.npy")
     message = refused(capsys, "compare", DIGITS, "--data", digits / "x.npz", "--batch", "5")
     assert "32 samples are no multiple of the batch of 5" in message

@@ -125,6 +125,7 @@ def _check(args: argparse.Namespace) -> None:
 def _other(model: Model, args: argparse.Namespace) -> Model:
     """The model that is compared: that of --with, with the same sizes, or the reference itself."""
     from graphc.cli.models import Model, read_graph
+    from graphc.ir.types import TensorType
 
     if args.other is None:
         return model
@@ -133,6 +134,15 @@ def _other(model: Model, args: argparse.Namespace) -> Model:
     ours, theirs = ([p.name for p in g.params] for g in (model.graph, graph))
     if set(ours) != set(theirs):
         raise ModelError(f"{path}: has inputs {theirs}, {model.path.name} has {ours}")
+    types = {p.name: p.type for p in model.graph.params}
+    for param in graph.params:
+        ours_type = types[param.name]
+        if isinstance(ours_type, TensorType) and isinstance(param.type, TensorType):
+            if ours_type.dtype != param.type.dtype:
+                raise ModelError(
+                    f"{path}: input {param.name!r} is {param.type}, that of {model.path.name} is "
+                    f"{ours_type}: compare models that take the same inputs"
+                )
     dims = {name: size for name, size in model.dims.items() if name in graph.symbols}
     return Model(path, graph, model.shapes, dims, model.values, model.given)
 

@@ -100,7 +100,9 @@ class Difference:
     def sqnr(self) -> float:
         """In dB; infinite if there is no difference."""
         ratio = self.noise_to_signal
-        return -20 * math.log10(ratio) if 0 < ratio < math.inf else math.copysign(math.inf, -ratio)
+        if not ratio:
+            return math.inf
+        return -20 * math.log10(ratio) if ratio < math.inf else -math.inf
 
     @property
     def cosine(self) -> float:

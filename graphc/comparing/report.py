@@ -96,6 +96,10 @@ def _decibels(difference: Difference) -> str:
     return ("exact" if value > 0 else "none") if math.isinf(value) else f"{value:.1f}"
 
 
+def _sqnr(difference: Difference) -> str:
+    return f"SQNR {_decibels(difference)}" + ("" if math.isinf(difference.sqnr) else " dB")
+
+
 def verdict(comparison: Comparison) -> list[str]:
     """Who departs, and who loses most."""
     lines = []
@@ -132,7 +136,7 @@ def _amount(difference: Difference, comparison: Comparison) -> str:
     if difference.problem:
         return difference.problem
     if comparison.by_noise:
-        return f"SQNR {_decibels(difference)} dB"
+        return _sqnr(difference)
     return f"{difference.relative:.2g} of its range"
 
 
@@ -155,7 +159,7 @@ def outputs_text(comparison: Comparison) -> list[str]:
             continue
         line = (
             f"output {output.name}: max abs {difference.max_abs:.3g}, {difference.relative:.2g} of "
-            f"its range, SQNR {_decibels(difference)} dB, cosine {difference.cosine:.6f}"
+            f"its range, {_sqnr(difference)}, cosine {difference.cosine:.6f}"
         )
         if output.rows:
             line += f"; same largest element in {100 * output.agreeing / output.rows:.4g}% of rows"
