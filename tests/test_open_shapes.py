@@ -14,11 +14,13 @@ from programs import check_program
 import graphc
 from graphc.driver import configured, load_graph, optimise
 from graphc.errors import ModelError, UnsupportedError
+from graphc.ir import sizes
 from graphc.ir.compare import compare
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.ir.program import Program
 from graphc.ir.sizes import sizes_of
+from graphc.ir.types import at
 from graphc.passes.checks import add_checks
 from graphc.passes.general import check_open, general
 from graphc.passes.layout import row_major_operands
@@ -137,6 +139,18 @@ def test_sizes_are_checked():
         sizes_of(program.sizes, program.inputs, [(5, 2), (5, 1)])
     with pytest.raises(ModelError, match="input 'y' takes"):
         sizes_of(program.sizes, program.inputs, [(3, 2), (2, 1)])
+
+
+def test_a_new_size_takes_little_arithmetic(monkeypatch):
+    """Expressions are evaluated once each, and where dims are sizes there are none."""
+    graph = graphc.parse("graph @g(%x: f32[N,M], %y: f32[N,M+1], %z: f32[M+1]) -> ? "
+                         "where N: 1..4, M: 1..4 { %r = Mul(%y, %z) return %r }")  # fmt: skip
+    interface = [(p.name, p.tensor) for p in graph.params]
+    evaluated = []
+    monkeypatch.setattr(sizes, "at", lambda dim, known: evaluated.append(dim) or at(dim, known))
+    symbols = list(graph.symbols.values())
+    assert sizes.sizes_of(symbols, interface, [(3, 2), (3, 3), (3,)]) == (3, 2)
+    assert len(evaluated) == 1
 
 
 def test_what_depends_on_a_size_being_one_is_refused():

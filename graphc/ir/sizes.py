@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
@@ -15,27 +15,47 @@ def sizes_of(
 ) -> tuple[int, ...]:
     """The values of sizes for inputs of these shapes. ModelError if a size is out of bounds, or an
     input has another shape than these sizes give it."""
-    values: dict[Expr, Expr] = {}
+    known: dict[Sym, int] = {}
     for (name, type), shape in zip(inputs, shapes):
         if len(shape) != type.rank:
             raise ModelError(f"input {name!r} takes {type}, found {shape}")
         for dim, extent in zip(type.dims, shape):
-            if isinstance(dim, int):
-                continue
-            for size in sizes:
-                line = None if size in values else line_of(dim, size)
-                if line is not None:
-                    factor, offset = line
-                    values[size] = Const((int(extent) - offset) // factor, i64)
-    read = tuple(int(at(size, values)) for size in sizes)  # type: ignore[arg-type]
-    for size, value in zip(sizes, read):
+            if isinstance(dim, Sym):
+                known.setdefault(dim, int(extent))
+            elif not isinstance(dim, int):
+                for size in sizes:
+                    line = None if size in known else line_of(dim, size)
+                    if line is not None:
+                        factor, offset = line
+                        known[size] = (int(extent) - offset) // factor
+    for size in sizes:
+        value = known[size]
         if value < size.lo or size.hi is not None and value > size.hi:
             raise ModelError(f"dimension {size.name} = {value} is not in {size.lo}..{size.hi}")
+    extent_of = Extents(known)
     for (name, type), shape in zip(inputs, shapes):
-        wanted = tuple(at(dim, values) for dim in type.dims)
+        wanted = tuple([extent_of(dim) for dim in type.dims])
         if wanted != tuple(shape):
             raise ModelError(f"input {name!r} takes {type}, which is {wanted}, found {shape}")
-    return read
+    return tuple([known[size] for size in sizes])
+
+
+class Extents:
+    """What dims are where sizes have some values; each is computed once."""
+
+    def __init__(self, values: Mapping[Sym, int]):
+        self.values = values
+        self._known: dict[Dim, Dim] = dict(values.items())
+
+    def __call__(self, dim: Dim) -> Dim:
+        """A number, or an expression over other sizes."""
+        if isinstance(dim, int):
+            return dim
+        extent = self._known.get(dim)
+        if extent is None:
+            numbers: dict[Expr, Expr] = {s: Const(v, i64) for s, v in self.values.items()}
+            extent = self._known[dim] = at(dim, numbers)
+        return extent
 
 
 def line_of(dim: Dim, size: Sym) -> tuple[int, int] | None:

@@ -34,7 +34,7 @@ from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
 from graphc.errors import ModelError
 from graphc.ir.alignment import empty_aligned
 from graphc.ir.checks import judged
-from graphc.ir.types import at, largest
+from graphc.ir.types import largest
 from graphc.runtime.runnable import Given
 
 
@@ -147,16 +147,12 @@ class NativeModel:
         return known
 
     def _found_at(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, list]:
-        from graphc.ir.dtypes import i64
-        from graphc.ir.expr import Const, Expr  # code of constant shapes needs no expressions
-        from graphc.ir.sizes import sizes_of
+        from graphc.ir.sizes import Extents, sizes_of  # code of constant shapes needs none
 
         image = self.image
         values = sizes_of(image.sizes, image.inputs, shapes)
-        at_values: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(image.sizes, values)}
-        outputs = [
-            (tuple([largest(at(d, at_values)) for d in dims]), t) for dims, t in self._outputs
-        ]
+        extent_of = Extents(dict(zip(image.sizes, values)))
+        outputs = [(tuple([largest(extent_of(d)) for d in dims]), t) for dims, t in self._outputs]
         return (ctypes.c_int64 * (len(values) + len(image.counts)))(*values), outputs
 
 
