@@ -241,6 +241,17 @@ def test_sizes_that_are_taken_at_both_ends_alone_are_not_open():
         model.run([np.ones((2, 3, 5, 7, 40), np.float32)])
 
 
+def test_scalars_are_tried_at_least_sizes():
+    graph = graphc.parse("graph @g(%x: f32[N], %s: f32[]) -> ? where N: 1..8 { "
+                         "const %c : bool[3] = [true,false,true] %y = Where(%c, %x, %s) "
+                         "return %y }")  # fmt: skip
+    model = graphc.compile(graph, specialise="any", threads=1)
+    for count in (3, 1):
+        inputs = [np.arange(count, dtype=np.float32), np.float32(7)]
+        (found,), (expected,) = model.run(inputs), graphc.interpret(graph, inputs)
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_extents_that_depend_on_data_are_those_of_the_data():
     graph = graphc.parse("graph @g(%x: f32[N,4]) -> ? where N: 1..9 { "
                          "const %c : bool[2] = [true,false] %y = Compress(%x, %c) {axis=0} "

@@ -305,7 +305,7 @@ def _agree(one: Expr, other: Expr, op: Op, number: int) -> bool:
         if array is None:
             drawn = rng.uniform(0, 4, value.tensor.static_shape)
             array = drawn.astype(value.tensor.dtype.np)
-        if value.tensor.dtype.is_float:  # what is read beyond the end shows
+        if array.ndim and value.tensor.dtype.is_float:  # what is read beyond the end shows
             array = np.pad(array, [(0, 1)] * array.ndim, constant_values=BEYOND)
         arrays[str(place)] = array
     results = [evaluate(body, result.static_shape, arrays) for body in (one, other)]
