@@ -60,26 +60,30 @@ def needs_blocks(e: Emitter) -> bool:
 
 
 def emit_blocks(
-    e: Emitter, outer: list[Index], tiled: Index, segments: list[Segment], panels: list[Segment]
-) -> None:
-    """Emits all tiles, parallel over outer indices and blocks."""
+    e: Emitter, outer: list[Index], rows: list[Index], segments: list[Segment],
+    panels: list[Segment],
+) -> None:  # fmt: skip
+    """Emits all tiles, parallel over outer indices and blocks. Tiles run along the last index of
+    the rows; those at other places of the rows count as further ones."""
     together = [segments] if e.plan.in_blocks else [[rows] for rows in segments]
     for columns in panels:
         for bands in together:
-            blocks = _blocks(e, points(outer), bands, columns)
-            counts = -(-columns.count // blocks.panels), -(-bands[0].count // blocks.tiles)
+            blocks = _blocks(e, points(outer), points(rows[:-1]), bands, columns)
+            down = -(-bands[0].count * points(rows[:-1]) // blocks.tiles)
+            counts = -(-columns.count // blocks.panels), down
             extents = (*(x.extent for x in outer), *(counts if len(bands) == 1 else counts[:1]))
             with e.k.loop(elements_of(extents), "parallel", name="p") as p:
                 place = unflatten_index(p, extents)
                 right, down = place[len(outer) :] if len(bands) == 1 else (place[-1], Const(0, i64))
-                block = _Block(e, dict(zip(outer, place)), tiled, bands, columns, blocks)
+                block = _Block(e, dict(zip(outer, place)), rows, bands, columns, blocks)
                 block.emit(right, down)
 
 
-def _blocks(e: Emitter, outer: int, bands: list[Segment], columns: Segment) -> Blocks:
-    """The size of blocks: as many panels as half of the second cache holds, for one tile of rows
-    after another; or, where these are few, several tiles by several panels."""
-    size, rows = e.match.hole.dtype.size, bands[0]
+def _blocks(e: Emitter, outer: int, places: int, bands: list[Segment], columns: Segment) -> Blocks:
+    """The size of blocks, where tiles are at so many places: as many panels as half of the second
+    cache holds, for one tile of rows after another; or, where these are few, several tiles by
+    several panels."""
+    size, rows, count = e.match.hole.dtype.size, bands[0], bands[0].count * places
     if e.plan.in_blocks:
         right = panels_of_block(e.plan, sum(x.count * x.size for x in bands), size)
         while right > 1 and outer * -(-columns.count // right) < PIECES:
@@ -90,12 +94,12 @@ def _blocks(e: Emitter, outer: int, bands: list[Segment], columns: Segment) -> B
     if fitting >= min(TOGETHER, columns.count):
         down, right = 1, min(fitting, max(room, 1), columns.count)
     else:
-        down, right = min(TOGETHER, rows.count), min(TOGETHER, columns.count)
-    while outer * -(-columns.count // right) * -(-rows.count // down) < PIECES:
+        down, right = min(TOGETHER, count), min(TOGETHER, columns.count)
+    while outer * -(-columns.count // right) * -(-count // down) < PIECES:
         if right == down == 1:
             break
         down, right = (down, -(-right // 2)) if right >= down else (-(-down // 2), right)
-    return Blocks(_even(rows.count, down), _even(columns.count, right))
+    return Blocks(_even(count, down), _even(columns.count, right))
 
 
 def _even(count: int, most: int) -> int:
@@ -122,12 +126,13 @@ class _Block:
         self,
         e: Emitter,
         fixed: dict,
-        tiled: Index,
+        rows: list[Index],
         bands: list[Segment],
         columns: Segment,
         blocks: Blocks,
     ):
-        self.e, self.fixed, self.tiled, self.columns = e, fixed, tiled, columns
+        self.e, self.fixed, self.columns = e, fixed, columns
+        *self.places, self.tiled = rows
         self.segments, self.blocks = bands, blocks
         lanes = e.plan.lanes
         self.pieces = [(j, min(lanes, columns.size - j)) for j in range(0, columns.size, lanes)]
@@ -140,32 +145,39 @@ class _Block:
         self.bands: list[_Band] = []
         for rows in self.segments:
             top = k.let(simplify(down * blocks.tiles))
-            band = _Band(rows, top, _number(rows.count, down, min(blocks.tiles, rows.count)))
+            count = rows.count * points(self.places)
+            band = _Band(rows, top, _number(count, down, min(blocks.tiles, count)))
             band.start = sum(map(self.cells, self.bands))
             self.bands.append(band)
         if points(self.e.depth) <= 2 * STEPS:
             for band in self.bands:
                 with k.loop(band.tiles) as t:
-                    self.at_once(band.rows.size, self.row(band, t))
+                    self.at_once(band.rows.size, *self.row(band, t))
         else:
             self.in_steps()
 
     def cells(self, band: _Band) -> int:
         """The sums of all tiles of a band."""
-        tiles = min(self.blocks.tiles, band.rows.count)
+        tiles = min(self.blocks.tiles, band.rows.count * points(self.places))
         return tiles * self.blocks.panels * self.of_tile(band)
 
     def of_tile(self, band: _Band) -> int:
         return band.rows.size * self.e.plan.panel
 
-    def row(self, band: _Band, t: Expr) -> Expr:
-        return self.e.k.let(simplify((band.top + t) * band.rows.size + band.rows.first))
+    def row(self, band: _Band, t: Expr) -> tuple[dict, Expr]:
+        """The place and the first row of a tile."""
+        extents = (*(x.extent for x in self.places), band.rows.count)
+        *place, tile = unflatten_index(band.top + t, extents)
+        fixed = {x: self.e.k.let(simplify(v)) for x, v in zip(self.places, place)}
+        row = self.e.k.let(simplify(tile * band.rows.size + band.rows.first))
+        return {**self.fixed, **fixed}, row
 
-    def at_once(self, size: int, row: Expr) -> None:
+    def at_once(self, size: int, fixed: dict, row: Expr) -> None:
         """The tiles of a row, each over the whole depth."""
         e = self.e
-        with self.together(size, row, e.depth, points(e.depth), {}), e.k.loop(self.panels) as n:
-            e.tile(self.fixed, self.tiled, row, size, self.first + n, self.columns)
+        rows = self.together(size, row, e.depth, points(e.depth), fixed)
+        with rows, e.k.loop(self.panels) as n:
+            e.tile(fixed, self.tiled, row, size, self.first + n, self.columns)
 
     def in_steps(self) -> None:
         """All tiles, a part of the depth at a time."""
@@ -192,10 +204,10 @@ class _Block:
                         self.add_row(total, band, t, own, points(inside), at)
         for band in self.bands:
             with k.loop(band.tiles) as t:
-                row = self.row(band, t)
+                fixed, row = self.row(band, t)
                 with k.loop(band.rows.size) as r, k.loop(self.panels) as n:
                     start = simplify(self.start(band, t, n) + r * e.plan.panel)
-                    place = {**self.fixed, self.tiled: simplify(row + r)}
+                    place = {**fixed, self.tiled: simplify(row + r)}
                     e.finish_row(total, place, simplify(self.first + n), start, self.pieces)
 
     def start(self, band: _Band, t: Expr, n: Expr) -> Expr:
@@ -206,9 +218,10 @@ class _Block:
         self, total: Buffer, band: _Band, t: Expr, own: list[Index], most: int, at: dict
     ) -> None:
         """Adds to the tiles of a row what a part of the depth gives."""
-        row, size, k = self.row(band, t), band.rows.size, self.e.k
-        with self.together(size, row, own, most, at), k.loop(self.panels) as n:
-            self.add(total, self.start(band, t, n), size, row, n, own, at)
+        (fixed, row), size, k = self.row(band, t), band.rows.size, self.e.k
+        here = {**fixed, **at}
+        with self.together(size, row, own, most, here), k.loop(self.panels) as n:
+            self.add(total, self.start(band, t, n), size, row, n, own, here)
 
     def add(
         self, total: Buffer, start: Expr, size: int, row: Expr, n: Expr, depth: list[Index],
@@ -220,7 +233,7 @@ class _Block:
         sums = e.zeros(total.dtype, size, self.pieces)
         with e.k.loop(depth[0].extent) as x:
             here = {i: simplify(v, {depth[0]: x}) for i, v in at.items()} | {depth[0]: x}
-            e.sum_over(sums, self.fixed, self.tiled, row, size, panel, self.pieces, depth[1:], here)
+            e.sum_over(sums, {}, self.tiled, row, size, panel, self.pieces, depth[1:], here)
         e.set(total, size, self.pieces, lambda c: total[c] + sums[simplify(c - start)], start)
 
     @contextmanager
@@ -239,7 +252,7 @@ class _Block:
         with e.k.loops(*extents) as steps:
             place = flatten_index(tuple(steps), extents) * size
             known = dict(zip(depth, steps))
-            known = {**self.fixed, **{i: simplify(v, known) for i, v in at.items()}, **known}
+            known = {**{i: simplify(v, known) for i, v in at.items()}, **known}
             with e.lanes(size) as v:
                 value = simplify(e.a, {**known, self.tiled: row + v})
                 e.k.store(copy, simplify(place + v), value)

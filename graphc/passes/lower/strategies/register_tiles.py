@@ -175,7 +175,7 @@ class TileEmitter:
         if isinstance(tiled.extent, Expr):
             self._in_blocks(outer, tiled, segments, panels)
         elif not _is_constant(match) and needs_blocks(self):
-            emit_blocks(self, outer, tiled, segments, panels)
+            emit_blocks(self, match.outer, [*outer_rows, tiled], segments, panels)
         elif self._are_large():
             self._panels_outside(match.outer, outer_rows, tiled, segments, panels)
         elif batch >= 4 or batch * tiles >= 16 * len(panels):
