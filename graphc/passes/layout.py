@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.ir.addresses import is_affine_in
-from graphc.ir.expr import Expr, Load, Reduce, free_indices, loads, walk
+from graphc.ir.expr import Expr, Index, Load, Reduce, free_indices, loads, walk
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.opdef import FUSED
@@ -83,13 +83,31 @@ def _is_for_rows(op: Op) -> bool:
 
 def _is_made(value: Value) -> bool:
     """Whether it costs no memory more to read a value in another order than it has: it is row-major
-    or stored for others, or it is computed of such values for one reader."""
+    or stored for others, or it is computed of such values for one reader, or what several compute
+    of it would be stored instead, as the two moments of a gradient."""
     if value.tensor.layout is None or _is_result(value) or value.producer is None:
         return True
     if any(not _is_map(user) for user, _ in value.uses):
         return True
     maker, alone = value.producer, len(set(value.users)) == 1
+    if not alone and not _is_map(maker) and len(_ends(value)) > 1:
+        return True
     return alone and _is_map(maker) and all(_is_made(v) for v in maker.inputs if v is not None)
+
+
+def _ends(value: Value) -> set[Op]:
+    """The row-major ops that are computed of a value, element by element, through others that are
+    not; none if one of those is read in another way."""
+    found: set[Op] = set()
+    pending = list(value.users)
+    for op in pending:
+        if not _is_map(op) or _is_result(op.output) and op.output.tensor.layout is not None:
+            return set()
+        if op.output.tensor.layout is None:
+            found.add(op)
+        else:
+            pending += op.output.users
+    return found
 
 
 def _is_map(op: Op) -> bool:
@@ -153,7 +171,7 @@ def _weights_last(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
         last = _channels_of_both(op, r.factors, index)
         if last:
             rest = [d for d in range(len(index)) if d not in last]
-            return Layout((*rest, *last)), "both factors run along memory in channels"
+            return Layout((*rest, *last)), "factors run along memory in channels"
         for factor, data in (r.factors, r.factors[::-1]):
             last = [d for d, x in enumerate(index) if x in free_indices(factor)]
             if not loads(factor) or not all(_is_constant(op, x) for x in loads(factor)):
@@ -182,13 +200,19 @@ def _lacks_channels_only(data: Expr, index: Sequence[Expr]) -> bool:
 def _channels_of_both(op: Op, factors: Sequence[Expr], index: Sequence[Expr]) -> list[int]:
     """The dims of the result in which factors run along memory, that of columns last, if both are
     of images whose channels are last: of the gradient of weights, say. Where they are two, columns
-    are those of the factor that fewer dims depend on: the other one's windows need no copies."""
+    are those of the factor that fewer dims depend on: the other one's windows need no copies. Nor
+    do those of a row-major image, as a model is given, whose channels are few."""
     channels: dict[int, int] = {}
     for factor in factors:
         reads = loads(factor)
         value = op.inputs[int(reads[0].source)] if len(reads) == 1 else None
-        if value is None or value.tensor.layout is None:
+        if value is None:
             return []
+        if value.tensor.layout is None:
+            last = reads[0].index[-1] if value.tensor.rank >= IMAGE else index[-1]
+            if isinstance(last, Index) or index[-1] not in free_indices(last):
+                return []
+            continue
         along = reads[0].index[value.tensor.layout.order[-1]]
         dim = next((d for d, x in enumerate(index) if x is along), None)
         if dim is None:
