@@ -65,6 +65,9 @@ def add(commands: Any) -> None:
         "of it, or least relative entropy (default: %(default)s)")  # fmt: skip
     add("--activations", choices=TYPES, default="int8",
         help="the type of what layers read (default: %(default)s)")  # fmt: skip
+    add("--weights", choices=("int8", "int4"), default="int8",
+        help="int4: weights of matrix products in 4 bits, all else stays float; for models bound "
+        "by the bytes of their weights (default: %(default)s)")  # fmt: skip
     add("--integers", action="store_true",
         help="integers wherever there is an integer form, and as inputs and outputs")  # fmt: skip
     add("--float", metavar="LAYER", action="append", default=[],
@@ -112,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
         args.data,
         calibration=args.calibration,
         activations=args.activations,
+        weights=args.weights,
         whole=args.integers,
         samples=args.samples,
         left_out=args.float,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from graphc.observing import observe
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.manager.context import Context
 from graphc.passes.specialise import has_static_inputs, pin, type_symbolically
-from graphc.quantisation import ranges, rewriting, rounding
+from graphc.quantisation import four_bits, ranges, rewriting, rounding
 from graphc.quantisation.budgets import Limits, Needs, most_that_fit, needs_of
 from graphc.quantisation.layers import Choice, Layer
 from graphc.quantisation.measuring import Accuracy, Comparison, decibels
@@ -98,8 +98,13 @@ class Options:
     keep_accuracy: float | None = None
     labels: np.ndarray | None = None
     limits: Limits | None = None
+    weights: str = "int8"
 
     def __post_init__(self) -> None:
+        if self.weights not in ("int8", "int4"):
+            raise ModelError(f"weights must be one of int8, int4, found {self.weights!r}")
+        if self.weights == "int4" and (self.whole or self.keep_accuracy is not None):
+            raise ModelError("weights of int4 go without integers, budgets and keep_accuracy")
         if self.keep_accuracy is not None and not 0 <= self.keep_accuracy <= 1:
             raise ModelError(
                 f"keep_accuracy is a share between 0 and 1, found {self.keep_accuracy!r}"
@@ -120,6 +125,7 @@ def quantise(
     *,
     calibration: str = "mse",
     activations: str = "int8",
+    weights: str = "int8",
     whole: bool = False,
     samples: int | None = None,
     left_out: Sequence[str] = (),
@@ -142,9 +148,11 @@ def quantise(
     a list of inputs by name, or a function that gives an iterator over these.
 
     Weights become int8 with a scale per output channel, what layers read `activations`: "int8",
-    "uint8" or "int16". `calibration` is how ranges are chosen: "minmax", "percentile", "mse" or
-    "entropy". With `whole`, every operator that has an integer form is quantised, and inputs and
-    outputs are integers: what microcontrollers want. Layers named in `left_out` stay float.
+    "uint8" or "int16". With `weights` "int4", those of matrix products become int4 with a scale for
+    32 of them, and all else stays float. `calibration` is how ranges are chosen: "minmax",
+    "percentile", "mse" or "entropy". With `whole`, every operator that has an integer form is
+    quantised, and inputs and outputs are integers: what microcontrollers want. Layers named in
+    `left_out` stay float.
 
     With `keep_accuracy`, a share, so many more layers stay float that the model agrees with the
     float one on the largest element of that share of rows; or, with `labels` (a class for each row
@@ -158,7 +166,7 @@ def quantise(
     limits = None if ram is None and flash is None else Limits(ram, flash, cpu)
     whole = whole or limits is not None
     options = Options(
-        calibration, activations, whole, samples, left_out, keep_accuracy, classes, limits
+        calibration, activations, whole, samples, left_out, keep_accuracy, classes, limits, weights
     )
     graph = prepared(source, shapes=shapes, dims=dims, values=values)
     stream = samples_of(data, graph, samples)
@@ -208,6 +216,8 @@ class _Run:
         return Choice(clone_graph(self.graph), self.options.whole, frozenset(left_out))
 
     def result(self) -> Quantised:
+        if self.options.weights == "int4":
+            return self._of_four_bits()
         self.note("observing values")
         statistics = self._statistics()
         self.note("rounding weights")
@@ -235,6 +245,28 @@ class _Run:
         return Quantised(
             choice.graph, reports, outputs, comparison.accuracy, self.data.taken, left_out, needs
         )
+
+    def _of_four_bits(self) -> Quantised:
+        """Weights of 4 bits in matrix products, all else as it is."""
+        choice, rows = self._chosen(self.options.left_out), []
+        chosen = [layer.name for layer in four_bits.fitting(choice)]
+        layers = [layer for layer in choice.layers if layer.name in chosen]
+        self.note("rounding weights")
+        for layer, moments in self._each_with_moments(layers):
+            assert moments is not None
+            rows.append((layer, four_bits.put(choice, layer, moments)))
+        self.note("measuring")
+        ratios, comparison = self._measured(choice)
+        reports = [
+            LayerReport(layer.name, layer.op.name, 4, 32, scale, ratios[layer.end.name])
+            for layer, scale in rows
+        ]
+        outputs = {name: comparison.decibels(name) for name in comparison.squares}
+        left_out = [layer.name for layer in choice.layers if layer.name not in chosen]
+        return Quantised(
+            choice.graph, reports, outputs, comparison.accuracy, self.data.taken,
+            [*self.options.left_out, *left_out],
+        )  # fmt: skip
 
     def _built(
         self, statistics: Mapping[str, Statistics], weights: Mapping[str, Weights],
@@ -311,22 +343,27 @@ class _Run:
         }
 
     def _weights(self, parameters: Mapping[int, Parameters]) -> dict[str, Weights]:
-        """The integers of all layers. What they read is observed for as many at once as their
-        moments leave room for."""
+        """The integers of all layers."""
         made: dict[str, Weights] = {}
-        waiting = list(self.choice.layers)
+        for layer, moments in self._each_with_moments(self.choice.layers):
+            step = parameters[self.choice.groups[layer.data]].scale
+            made[layer.name] = rounded(layer, moments, step)
+        return made
+
+    def _each_with_moments(self, layers: Sequence[Layer]) -> Iterator[tuple[Layer, Moments | None]]:
+        """The layers, each with the moments of what it reads, which is observed for as many layers
+        at once as their moments leave room for."""
+        waiting, done = list(layers), 0
         while waiting:
             part: list[Layer] = []
             room = ROOM
             while waiting and (not part or room >= 8 * _size(waiting[0])):
                 room -= 8 * _size(waiting[0])
                 part.append(waiting.pop(0))
-            for layer, moments in zip(part, self._moments(part)):
-                step = parameters[self.choice.groups[layer.data]].scale
-                made[layer.name] = rounded(layer, moments, step)
+            yield from zip(part, self._moments(part))
+            done += len(part)
             if waiting:
-                self.note(f"rounding weights, {len(made)} of {len(self.choice.layers)} layers")
-        return made
+                self.note(f"rounding weights, {done} of {len(layers)} layers")
 
     def _moments(self, layers: Sequence[Layer]) -> list[Moments | None]:
         found = [Moments.of(layer) for layer in layers]

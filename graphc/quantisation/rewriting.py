@@ -67,7 +67,7 @@ def insert(
         _put_constants(op, parameters)
     for value, group in choice.groups.items():
         _put_pair(choice, value, parameters[group], switches, governing[value])
-    _drop_unread(graph)
+    drop_unread(graph)
 
 
 def _put_pair(
@@ -141,7 +141,7 @@ def _put_constants(op: Op, parameters: Mapping[int, Parameters]) -> None:
         op.set_input(number, b.DequantizeLinear(p.applied(contents), scale, zero))
 
 
-def _drop_unread(graph: Graph) -> None:
+def drop_unread(graph: Graph) -> None:
     """Constants that nobody reads any more."""
     for op in [op for op in graph.ops if op.name == "Constant" and not op.output.uses]:
         op.erase()

@@ -32,21 +32,27 @@ def scales_of(rows: np.ndarray, largest: int, moments: np.ndarray | None = None)
 
 
 def nearest(rows: np.ndarray, scales: np.ndarray, largest: int) -> np.ndarray:
-    """The nearest integers."""
-    return np.clip(np.rint(rows / scales[:, None]), -largest, largest)
+    """The nearest integers; a scale for each row, or for each element."""
+    return np.clip(np.rint(rows / _spread(rows, scales)), -largest, largest)
+
+
+def _spread(rows: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """A scale for each element."""
+    return np.broadcast_to(scales if scales.ndim == 2 else scales[:, None], rows.shape)
 
 
 def with_feedback(
     rows: np.ndarray, scales: np.ndarray, largest: int, moments: np.ndarray
 ) -> np.ndarray:
-    """Integers whose error the columns that come later make up for.
+    """Integers whose error the columns that come later make up for; a scale for each row, or for
+    each element.
 
     With moments = A' A for an upper triangular A, the error of a row is |A e|. Columns are rounded
     from the last to the first: what the later ones have done to a component of A e is known, and
     the column that it ends with is rounded to cancel it (nearest plane). That is the feedback of
     GPTQ without an inverse. Columns that matter most come first.
     """
-    columns = rows.shape[1]
+    columns, scales = rows.shape[1], _spread(rows, scales)
     damped = moments + np.eye(columns) * max(DAMPING * np.trace(moments) / columns, 1e-12)
     order = np.argsort(np.diagonal(damped), kind="stable")
     try:
@@ -54,14 +60,14 @@ def with_feedback(
     except np.linalg.LinAlgError:
         return nearest(rows, scales, largest)
     wanted, whole = rows[:, order], np.empty(rows.shape)
-    errors = np.zeros(rows.shape)
+    errors, steps = np.zeros(rows.shape), scales[:, order]
     for end in range(columns, 0, -BLOCK):
         start = max(end - BLOCK, 0)
         carried = errors[:, end:] @ factor[start:end, end:].T
         for column in range(end - 1, start - 1, -1):
             aim = wanted[:, column] + carried[:, column - start] / factor[column, column]
-            code = np.clip(np.rint(aim / scales), -largest, largest)
-            error = wanted[:, column] - code * scales
+            code = np.clip(np.rint(aim / steps[:, column]), -largest, largest)
+            error = wanted[:, column] - code * steps[:, column]
             whole[:, column], errors[:, column] = code, error
             carried[:, : column - start] += np.outer(error, factor[start:column, column])
     back = np.empty_like(order)
@@ -76,7 +82,7 @@ def _worse(
     """The rows of which the first integers have the larger error."""
 
     def errors(whole: np.ndarray) -> np.ndarray:
-        wrong = whole * scales[:, None] - rows
+        wrong = whole * scales - rows
         return ((wrong @ moments) * wrong).sum(1)
 
     return errors(one) > errors(other)
