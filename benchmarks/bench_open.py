@@ -2,9 +2,9 @@
 
     python benchmarks/bench_open.py --directory MODELS [--sizes 20] [--exact 3] [NAME ...]
 
-Each model of the table below is opened (`opening.py`; a file that is open already stays as it is),
-compiled once with `specialise="any"`, and run at random sizes. Some of these are compiled exactly
-too. The two programs then run in turn in one process, by CPU time of one thread.
+Each model of the table below is opened (`opened_models.py`; a file that is open already stays as it
+is), compiled once with `specialise="any"`, and run at random sizes. Some of these are compiled
+exactly too. The two programs then run in turn in one process, by CPU time of one thread.
 
 One JSON line per model: the largest error relative to the range of an output, CPU seconds of
 compiling, and per size the median ratio of the exact program's time to the general one's.
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from opening import opened
+from opened_models import opened
 
 import graphc
 import models

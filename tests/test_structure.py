@@ -201,3 +201,11 @@ def test_few_annotations_are_any():
         for annotation in annotations
     )
     assert vague < 0.03 * len(annotations), f"{vague} of {len(annotations)}"
+
+
+def test_no_two_modules_share_a_bare_name():
+    """Tests put the folders of helpers and of benchmarks on `sys.path`, where the first of two
+    modules of one name hides the other."""
+    folders = ["benchmarks", "tests", "tests/fuzz"]
+    names = [path.stem for folder in folders for path in (ROOT / folder).glob("*.py")]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
