@@ -344,6 +344,29 @@ def test_inspect_for_a_microcontroller(capsys):
     assert "compiled for c (generic)" in out and "tiles_" in out and "6 steps take" in out
 
 
+@pytest.mark.parametrize("options", [[], ["--cpu", "cortex-m4"]])
+def test_inspect_shows_no_peaks_of_this_machine_for_another(capsys, monkeypatch, options):
+    def measured(*_):
+        raise AssertionError("this machine is no microcontroller")
+
+    monkeypatch.setattr("graphc.backends.llvm_cpu.roofline.measured_peaks", measured)
+    out = ok(capsys, "inspect", DIGITS, "--dim", "N=1", "--target", "c", *options)
+    assert "not known: --machine" in out and "FLOP/byte" in out
+    assert "GFLOP/s with" not in out and "at least  share" not in out and "bound by" not in out
+
+
+def test_inspect_as_data(capsys):
+    pins = ("--dim", "N=1", "--json")
+    told = json.loads(ok(capsys, "inspect", DIGITS, *pins, "--machine", "100,20"))
+    assert told["model"] == "digits_cnn" and told["target"] == "cpu"
+    program = told["programs"][0]
+    assert program["arena_bytes"] >= program["arena_bytes_least"] > 0
+    assert program["steps"] and all(step["least_s"] > 0 for step in program["steps"])
+    other = json.loads(ok(capsys, "inspect", DIGITS, *pins, "--target", "c"))["programs"][0]
+    assert all(step["least_s"] is None and step["bound"] is None for step in other["steps"])
+    assert "timing" not in other
+
+
 def test_inspect_accesses(capsys):
     pins = (DIGITS, "--dim", "N=1")
     out = ok(capsys, "inspect", *pins, "--target", "cuda", "--arch", "sm_86", "--accesses", "2")

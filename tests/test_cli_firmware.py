@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -55,6 +56,53 @@ def test_budgets(capsys, tmp_path):
     assert code == 2 and "--flash 2 KiB:" in err and "flash by layer" in err and "Conv" in err
     code, _, err = graphc(capsys, *argv, "--ram", str(report["ram_bytes"] - 1))
     assert code == 2 and "RAM by layer" in err and "arena live" in err and "--flash" not in err
+
+
+@pytest.mark.skipif(bool(ARM.missing()), reason=f"{ARM.missing()} not installed")
+def test_budgets_of_compiled_code(capsys, tmp_path):
+    """With a cross compiler the code's size is that of its objects."""
+    argv = ["compile", DIGITS, *ONE, "--cpu", "cortex-m4", "-o", tmp_path / "digits"]
+    _, _, err = graphc(capsys, *argv, "--flash", "2K")
+    assert "code about" not in err and re.search(r"constants .*, code [\d.]+ KiB: ", err)
+    told = inspected(capsys, "--cpu", "cortex-m4", "--mhz", "100")
+    assert 1000 < told["code_bytes"] < 20000
+    assert f"code {told['code_bytes'] / 1024:.4g} KiB" in err
+
+
+def inspected(capsys, *options: str) -> dict:
+    out = ok(capsys, "inspect", DIGITS, *ONE, "--json", *options)
+    return json.loads(out)["programs"][0]["timing"]
+
+
+def test_time_of_a_chip(capsys):
+    """Counted where there are tools, and estimated where not."""
+    out = ok(capsys, "inspect", DIGITS, *ONE, "--chip", "stm32l4r5")
+    assert "compiled for c (cortex-m4)" in out
+    assert "time on a cortex-m4 (stm32l4r5) at 120 MHz" in out and " cycles, " in out
+
+
+def test_time_follows_the_clock(capsys):
+    slow = inspected(capsys, "--cpu", "cortex-m4", "--mhz", "50")
+    fast = inspected(capsys, "--chip", "stm32l4r5", "--mhz", "100")
+    assert slow["cycles"] <= fast["cycles"]  # which waits for flash, if it was counted
+    assert slow["seconds"] == pytest.approx(slow["cycles"] / 50e6, rel=1e-3)
+    assert fast["seconds"] == pytest.approx(fast["cycles"] / 100e6, rel=1e-3)
+    assert slow["seconds_least"] < slow["seconds"] < slow["seconds_most"]
+    assert sum(layer["cycles"] for layer in slow["layers"]) == pytest.approx(slow["cycles"], 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--mhz", "100"], "--cpu"),
+        (["--chip", "stm32l4r5", "--cpu", "cortex-m7"], "is a cortex-m4"),
+        (["--cpu", "cortex-m4", "--mhz", "0"], "above 0"),
+        (["--chip", "z80"], "stm32l4r5"),
+    ],
+)
+def test_mistakes_about_chips(capsys, options, said):
+    code, _, err = graphc(capsys, "inspect", DIGITS, *ONE, *options)
+    assert code == 2 and said in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(

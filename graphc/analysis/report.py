@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from graphc.analysis import roofline
 from graphc.analysis.cost import Cost, instructions, op_cost
@@ -31,16 +32,22 @@ class StepCost:
     seconds: float
 
 
+def work(program: Program) -> list[tuple[str, str, Cost]]:
+    """Of the steps of a program, in order: what it computes, its kernel, and its cost."""
+    flops = {name: kernel_operations(kernel) for name, kernel in program.kernels.items()}
+    return [
+        (layers(s.loc) or s.kernel, s.kernel, Cost(s.flops or flops[s.kernel], s.nbytes))
+        for s in program.calls
+    ]
+
+
 def step_costs(program: Program, peaks: Peaks) -> list[StepCost]:
     """The steps of a program, in order."""
-    flops = {name: kernel_operations(kernel) for name, kernel in program.kernels.items()}
     used = {n: peaks.using(instructions(kernel)) for n, kernel in program.kernels.items()}
     costs = []
-    for step in program.calls:
-        cost = Cost(step.flops or flops[step.kernel], step.nbytes)
-        name, own = layers(step.loc) or step.kernel, used[step.kernel]
-        least, bound = roofline.seconds(own, cost), roofline.bound(own, cost)
-        costs.append(StepCost(name, step.kernel, cost, bound, least))
+    for name, kernel, cost in work(program):
+        least, bound = roofline.seconds(used[kernel], cost), roofline.bound(used[kernel], cost)
+        costs.append(StepCost(name, kernel, cost, bound, least))
     return costs
 
 
@@ -104,22 +111,36 @@ def _cells(cost: Cost, total: Cost) -> tuple[str, str, str, str]:
 # ---------------------------------------------------------------- steps
 
 
-def steps(program: Program, peaks: Peaks, top: int | None = None) -> str:
-    """A table of the steps that take longest by the roofline (`top`: at most so many)."""
+def steps(program: Program, peaks: Peaks | None, top: int | None = None) -> str:
+    """A table of the steps that take longest by the roofline, or have the most operations where no
+    peaks are known (`top`: at most so many)."""
+    if peaks is None:
+        return _work(program, top)
     costs = step_costs(program, peaks)
     total = sum(step.seconds for step in costs) or 1.0
     rows = [("layer", "kernel", "FLOPs", "bytes", "FLOP/byte", "bound by", "at least", "share")]
     for step in sorted(costs, key=lambda c: -c.seconds)[:top]:
-        cost = step.cost
-        rows.append(
-            (step.name, step.kernel, quantity(cost.flops), nbytes(cost.nbytes),
-             f"{cost.intensity:.3g}", step.bound, duration(step.seconds),
-             f"{100 * step.seconds / total:.1f}%")
-        )  # fmt: skip
-    lines = [table(rows, left=2)]
-    if top is not None and len(costs) > top:
-        lines.append(f"... and {len(costs) - top} more")
-    return "\n".join([*lines, _by_bound(costs, total)])
+        share = f"{100 * step.seconds / total:.1f}%"
+        least = (step.bound, duration(step.seconds), share)
+        rows.append((*_step_cells(step.name, step.kernel, step.cost), *least))
+    return "\n".join([table(rows, left=2), *_left_out(costs, top), _by_bound(costs, total)])
+
+
+def _work(program: Program, top: int | None) -> str:
+    """The table without times."""
+    costs = work(program)
+    rows = [("layer", "kernel", "FLOPs", "bytes", "FLOP/byte")]
+    for named in sorted(costs, key=lambda c: (-c[2].flops, -c[2].nbytes))[:top]:
+        rows.append(_step_cells(*named))
+    return "\n".join([table(rows, left=2), *_left_out(costs, top)])
+
+
+def _step_cells(name: str, kernel: str, cost: Cost) -> tuple[str, str, str, str, str]:
+    return name, kernel, quantity(cost.flops), nbytes(cost.nbytes), f"{cost.intensity:.3g}"
+
+
+def _left_out(costs: Sequence[object], top: int | None) -> list[str]:
+    return [f"... and {len(costs) - top} more"] if top is not None and len(costs) > top else []
 
 
 def _by_bound(costs: list[StepCost], total: float) -> str:
@@ -185,3 +206,25 @@ def _live(use: ArenaUse, program: Program) -> list[str]:
     lines = [f"live bytes over {len(use.live)} steps, at most {nbytes(top)}:"]
     lines += [f"  |{row}" for row in picture(use.live, program.arena_bytes)]
     return [*lines, "  +" + "-" * min(72, len(use.live))]
+
+
+# ---------------------------------------------------------------- as data
+
+
+def data(program: Program, peaks: Peaks | None) -> dict[str, Any]:
+    """The steps and the memory of a program; times in seconds, None where no peaks are known."""
+    times: Sequence[StepCost | None] = step_costs(program, peaks) if peaks else [None] * len(
+        program.calls)  # fmt: skip
+    rows = [
+        {
+            "layers": list(step.loc), "kernel": kernel, "flops": cost.flops, "bytes": cost.nbytes,
+            "least_s": time.seconds if time else None, "bound": time.bound if time else None,
+        }
+        for step, (_, kernel, cost), time in zip(program.calls, work(program), times, strict=True)
+    ]  # fmt: skip
+    return {
+        "steps": rows,
+        "arena_bytes": program.arena_bytes,
+        "arena_bytes_least": program.arena_lower_bound,
+        "constant_bytes": sum(c.nbytes for c in program.constants),
+    }

@@ -89,9 +89,7 @@ def record(args: argparse.Namespace) -> tuple[Record, list[Layer]]:
     trace = Trace()
     target = target_of(args).detached()
     _compile(model, target, args, trace)
-    known = args.machine or not target.alone  # of a microcontroller nothing is known
-    peaks = peaks_of(target, args) if known else None
-    return Record(model.graph, trace, peaks), list(dict.fromkeys(wanted))
+    return Record(model.graph, trace, peaks_of(target, args)), list(dict.fromkeys(wanted))
 
 
 def _compile(model: Model, target: Target, args: argparse.Namespace, trace: Trace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,10 @@ on this machine by the roofline (operations at peak speed, or bytes at full band
 bound; and the memory plan. Open dimensions count as 1. With --specialise any (or auto) and bounds
 for them (--dim seq=1..128) the program for all sizes is listed at its largest sizes, then its
 memory as a function of them, and which programs there are and why. With --target c the steps are
-those of a microcontroller: give its peaks with --machine. With --target cuda they are those of a
+those of a microcontroller. With --mhz and --cpu, or --chip, its time is told by layer: the code is
+cross-compiled and run in QEMU, its instructions are counted by class, and their cycles are those of
+the processor; without compiler or emulator it is an estimate from the kernels. Either comes with
+how far off it can be. With --target cuda they are those of a
 GPU of --arch, whose peaks (those of matrix cores for kernels that use them) are known; --accesses
 then runs some blocks of every kernel in the simulator and lists the cost of their accesses: bytes
 that are moved and not used, how far the accesses of a warp are coalesced (the fewest sectors of
@@ -50,6 +54,8 @@ EPILOG = examples(
     ("graphc inspect model.onnx --specialise any --dim seq=1..128", "memory at every size"),
     ("graphc inspect model.onnx --machine 50,10", "for 50 GFLOP/s and 10 GB/s"),
     ("graphc inspect model.onnx --target c --cpu cortex-m4", "as it runs on a microcontroller"),
+    ("graphc inspect model.onnx --target c --chip stm32l4r5", "its time there, by layer"),
+    ("graphc inspect model.onnx --target c --cpu cortex-m7 --mhz 480 --json", "as data"),
     ("graphc inspect model.onnx --target cuda --accesses", "which kernels read memory badly"),
     ("graphc inspect model.onnx --target c --svg arena.svg", "a picture of memory over time"),
     ("graphc inspect model.gcm", "the contents of a compiled model, and its CPU"),
@@ -65,6 +71,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--all", action="store_true",
                         help=f"every node and every step, not just the {TOP} longest")  # fmt: skip
     add_machine(parser)
+    parser.add_argument("--json", action="store_true",
+                        help="print steps, memory and times as JSON")  # fmt: skip
     parser.add_argument("--svg", metavar="OUT.svg", type=filename,
                         help="draw the arena over time: steps, offsets, tensors")  # fmt: skip
 
@@ -89,13 +97,20 @@ def run(args: argparse.Namespace) -> int:
     graph, programs, made = _compiled(job, args)
     if args.svg:
         _draw(programs, args.svg)
+    if args.json:
+        print(json.dumps(_data(programs, job, peaks), indent=2))
+        return 0
     print(report.summary(graph))
     print("\n" + report.operators(graph))
     if args.all:
         print("\n" + report.nodes(graph))
-    text = report.peaks_text(peaks, programs)
+    least = (
+        f"least times of {report.peaks_text(peaks, programs)}"
+        if peaks
+        else "no least times, as its peaks are not known: --machine GFLOPS,GB/S gives them"
+    )
     processor = f" ({target.processor})" if target.processor else ""
-    print(f"\ncompiled for {target.name}{processor}; least times of {text}")
+    print(f"\ncompiled for {target.name}{processor}; {least}")
     for program in programs:
         _tell(program, job, peaks, None if args.all else TOP)
     if stays_open:
@@ -110,16 +125,33 @@ def _check_bounds(model: Model) -> None:
             raise ModelError(f"dimension {name} has no bounds: give them, as --dim {name}=1..64")
 
 
-def _tell(program: Program, job: Job, peaks: Peaks, rows: int | None) -> None:
+def _data(programs: list[Program], job: Job, peaks: Peaks | None) -> dict[str, Any]:
+    """What is printed with --json: each program, of open shape at its largest sizes."""
+    from graphc.analysis import report
+
+    rows = []
+    for program in programs:
+        sizes = _largest(program.all_sizes)
+        more = job.target.inspected_data(job, program)
+        rows.append({"sizes": sizes, **report.data(_at(program, sizes), peaks), **more})
+    return {"model": job.name, "target": job.target.name, "processor": job.target.processor,
+            "programs": rows}  # fmt: skip
+
+
+def _at(program: Program, sizes: dict[str, int]) -> Program:
+    from graphc.ir.program import at_sizes
+
+    return at_sizes(program, list(sizes.values())) if sizes else program
+
+
+def _tell(program: Program, job: Job, peaks: Peaks | None, rows: int | None) -> None:
     """Prints the steps and the memory of a program; of one of open shape, at its largest sizes."""
     from graphc.analysis import report
     from graphc.analysis.open_memory import open_memory
-    from graphc.ir.program import at_sizes
 
-    shown = program
-    if program.all_sizes:
-        sizes = _largest(program.all_sizes)
-        shown = at_sizes(program, list(sizes.values()))
+    sizes = _largest(program.all_sizes)
+    shown = _at(program, sizes)
+    if sizes:
         at = ", ".join(f"{name} = {most}" for name, most in sizes.items())
         print(f"\na program for all sizes; at the largest, {at}:")
     print("\n" + report.steps(shown, peaks, rows))
@@ -141,7 +173,7 @@ def _inspect_saved(args: argparse.Namespace) -> int:
     """Prints what a compiled model is made of."""
     from graphc.cli.saved import contents
 
-    given = [name for name in ("shape", "dim", "set", "svg") if getattr(args, name)]
+    given = [name for name in ("shape", "dim", "set", "svg", "json") if getattr(args, name)]
     if given:
         raise ModelError(f"--{given[0]}: {args.model} is compiled already; leave the option out")
     print(contents(args.model, None if args.all else TOP))

@@ -118,9 +118,9 @@ def contender(model: Model, name: str | Target, **options: Any) -> Run:
         return Job(model, name, Settings(**options)).compiled().run
 
 
-def peaks_of(target: Target, args: argparse.Namespace) -> Peaks:
-    """The peaks that are given, those of the target's machine, or of this one, where none are
-    known."""
+def peaks_of(target: Target, args: argparse.Namespace) -> Peaks | None:
+    """The peaks that are given, or those of the target's machine, which is this one where the user
+    chooses no processor; None if they are not known."""
     from graphc.analysis.roofline import parse_peaks
     from graphc.backends.llvm_cpu.machine import host_machine
 
@@ -128,7 +128,8 @@ def peaks_of(target: Target, args: argparse.Namespace) -> Peaks:
         return parse_peaks(args.machine)
     threads = args.threads or 1
     with progress("reading the peaks of the machine"):
-        return target.machine.peaks(threads) or host_machine().peaks(threads)
+        own = target.machine.peaks(threads)
+        return own if own or target.processor else host_machine().peaks(threads)
 
 
 def _quietly(run: Run, what: str) -> Run:

@@ -141,6 +141,10 @@ class Target:
         """What `graphc inspect` tells beside steps and memory, in at most so many rows."""
         return ""
 
+    def inspected_data(self, job: Job, program: Program) -> dict[str, Any]:
+        """What `inspected` tells, as data."""
+        return {}
+
     def compared(self, job: Job, feeds: Mapping[str, Any], rtol: float | None) -> int | None:
         """The exit code of a comparison in place of the usual one of `graphc verify`, which prints
         what it found; None: there is none."""

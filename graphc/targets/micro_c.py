@@ -16,6 +16,7 @@ from graphc.targets.training import Trains
 
 if TYPE_CHECKING:
     from graphc.backends.micro_c import BundleOptions
+    from graphc.backends.micro_c.timing.measure import Timing
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Machine
     from graphc.ir.program import Program
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 CPUS = ("generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "rv32")
 GOALS = ("speed", "size")
 PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
+CHIPS = ("stm32l4r5", "nrf5340", "stm32u575", "stm32h7a3")
 BOARDS = ("mps2-an386", "mps2-an500", "mps2-an505", "mps3-an547", "riscv32-virt")
 UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20}
 TRACE_RTOL = 1e-3  # of the range of a layer's result, between processors that round otherwise
@@ -97,8 +99,9 @@ class MicroC(Trains):
         what="a number of bytes", metavar="64K", read=size, commands=("compile",),
     )  # fmt: skip
     flash: int | None = option(
-        None, "refuse a model that needs more flash: constants, and estimated code", type=int,
-        what="a number of bytes", metavar="256K", read=size, commands=("compile",),
+        None, "refuse a model that needs more flash: constants, and code, compiled if there "
+        "is a cross compiler for --cpu, and estimated if not", type=int, what="a number of bytes",
+        metavar="256K", read=size, commands=("compile",),
     )  # fmt: skip
     trace: str | None = option(
         None, "compare the CRCs in a device's log with the host's", metavar="LOG",
@@ -110,9 +113,13 @@ class MicroC(Trains):
         commands=("profile",),
     )  # fmt: skip
     mhz: float | None = option(
-        None, "counts of the device's timer in a microsecond: the clock of the processor, where "
-        "it counts cycles", type=float, what="a number above 0", metavar="F", read=frequency,
-        commands=("profile",),
+        None, "the clock of the processor: to inspect, show the time of every layer; to profile, "
+        "counts of the device's timer in a microsecond", type=float, what="a number above 0",
+        metavar="F", read=frequency, commands=("profile", "inspect"),
+    )  # fmt: skip
+    chip: str | None = option(
+        None, "show times on this chip, with what reads of its flash take (implies its --cpu and "
+        "--mhz)", choices=CHIPS, commands=("inspect",),
     )  # fmt: skip
 
     name = "c"
@@ -132,11 +139,15 @@ class MicroC(Trains):
 
     @property
     def processor(self) -> str:
-        """By name, or that of a board."""
+        """By name, or that of a board or a chip."""
         if self.cpu == CPUS[0] and self.board:
             from graphc.backends.micro_c.boards import BOARDS
 
             return BOARDS[self.board].cpu
+        if self.cpu == CPUS[0] and self.chip:
+            from graphc.backends.micro_c.timing.chips import CHIPS
+
+            return CHIPS[self.chip].cpu
         return self.cpu
 
     @property
@@ -247,10 +258,12 @@ class MicroC(Trains):
         from graphc.analysis.text import nbytes
         from graphc.backends.micro_c import model_of
         from graphc.backends.micro_c.budget import Budget
+        from graphc.backends.micro_c.timing.compiled import code_bytes
 
         if self.ram is None and self.flash is None:
             return
-        budget = Budget.of(model_of(program, chosen))
+        model = model_of(program, chosen)
+        budget = Budget.of(model, None if self.flash is None else code_bytes(model))
         over = [
             (name, needed, limit, table)
             for name, needed, limit, table in (
@@ -264,6 +277,34 @@ class MicroC(Trains):
         if over:
             raise ModelError("; ".join(f"{name} {nbytes(limit)}: {nbytes(needed)} are needed"
                                        for name, needed, limit, _ in over))  # fmt: skip
+
+    def inspected(self, job: Job, program: Program, rows: int | None) -> str:
+        from graphc.backends.micro_c.timing.report import text
+
+        timing = self._timing(job, program)
+        return text(timing, rows) if timing else ""
+
+    def inspected_data(self, job: Job, program: Program) -> dict[str, Any]:
+        from graphc.backends.micro_c.timing.report import data
+
+        timing = self._timing(job, program)
+        return {"timing": data(timing)} if timing else {}
+
+    def _timing(self, job: Job, program: Program) -> Timing | None:
+        """The times that --mhz and --chip ask for."""
+        from graphc.backends.micro_c.timing.chips import CHIPS
+        from graphc.backends.micro_c.timing.measure import timing_of
+
+        if self.mhz is None and self.chip is None:
+            return None
+        chip = CHIPS[self.chip] if self.chip else None
+        if chip and chip.cpu != self.processor:
+            raise ModelError(f"--chip {chip.name}: is a {chip.cpu}, and --cpu is {self.processor}")
+        mhz = self.mhz or (chip.mhz if chip else 0.0)
+        feeds = job.feeds()
+        with job.busy("counting instructions"):
+            given = [feeds[name] for name, _ in program.inputs]
+            return timing_of(program, given, self.code(), mhz, chip)
 
     def logged(self, job: Job) -> tuple[Program, list[list[float]]]:
         from graphc.backends.micro_c.profile_log import read_profile

@@ -50,20 +50,23 @@ class Function:
 
 @dataclass(frozen=True)
 class Budget:
-    """The needs of a model in bytes."""
+    """The needs of a model in bytes; `compiled` are those of its code if they are known."""
 
     model: Model
     functions: dict[str, Function]
+    compiled: int | None = None
 
     @classmethod
-    def of(cls, model: Model) -> Budget:
+    def of(cls, model: Model, compiled: int | None = None) -> Budget:
         """Reads them off the text; `functions` is by kernel."""
         functions = {kernel: _function(model.functions[kernel], text, model.cpu.operator_bytes)
                  for kernel, text in model.texts.items()}  # fmt: skip
-        return cls(model, functions)
+        return cls(model, functions, compiled)
 
     @cached_property
     def code(self) -> int:
+        if self.compiled is not None:
+            return self.compiled
         kernels = sum(map(operators, self.model.texts.values()))
         helpers = _bytes(operators(self.model.code()) - kernels, self.model.cpu.operator_bytes)
         program = self.model.program
@@ -136,7 +139,8 @@ class Budget:
             step = self.model.program.calls[n]
             name = self.functions[step.kernel].name
             rows.append((layers(step.loc), name, nbytes(weights), nbytes(code)))
-        total = (f"constants {nbytes(self.model.weight_bytes)}, code about {nbytes(self.code)}: "
+        about = "about " if self.compiled is None else ""
+        total = (f"constants {nbytes(self.model.weight_bytes)}, code {about}{nbytes(self.code)}: "
                  f"{nbytes(self.flash)}")  # fmt: skip
         return f"{table(rows, left=2)}\n{total}"
 

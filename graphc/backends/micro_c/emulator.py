@@ -49,10 +49,7 @@ def run_on_board(
     model = model_of(program, host_options(options))
     with tempfile.TemporaryDirectory(prefix="graphc-board-") as name:
         folder = Path(name)
-        write_image(model, board, folder, _main(model))
-        compile_image(model, board, folder, [*(HOOKS if traced else ()), *flags])
-        for n, array in enumerate(inputs):
-            np.ascontiguousarray(array).tofile(folder / f"in{n}.bin")
+        prepare(model, board, folder, inputs, [*(HOOKS if traced else ()), *flags])
         printed = emulate(board, folder)
         outputs = [
             np.fromfile(folder / f"out{n}.bin", t.type.dtype.np)
@@ -61,6 +58,16 @@ def run_on_board(
         counts = tuple(map(int, np.fromfile(folder / "sizes.bin", np.int64))) if model.sizes else ()
     outputs = shaped(program, outputs, counts)
     return BoardRun(outputs, number(printed, "stack"), read_traces(printed))
+
+
+def prepare(
+    model: Model, board: Board, folder: Path, inputs: Sequence[np.ndarray], flags: Sequence[str]
+) -> None:
+    """Makes an image of a model, and the files that it reads its inputs from."""
+    write_image(model, board, folder, _main(model))
+    compile_image(model, board, folder, flags)
+    for n, array in enumerate(inputs):
+        np.ascontiguousarray(array).tofile(folder / f"in{n}.bin")
 
 
 def check_tools(board: Board) -> None:
@@ -89,6 +96,21 @@ MAIN = """\
 
 static uint64_t arena[MODEL_ARENA_SIZE / 8 + 3];
 {buffers}
+
+#ifdef MODEL_PROFILE
+/* A read of these tells a plugin of the emulator which layer begins or ends; of the last two, the
+ * run. */
+const volatile uint8_t marks[2 * MODEL_LAYERS + 2] = {{0}};
+#define MARK_RUN(end) ((void)marks[2 * MODEL_LAYERS + (end)])
+
+void model_profile(int layer, const char *name, int end)
+{{
+    (void)name;
+    (void)marks[2 * layer + end];
+}}
+#else
+#define MARK_RUN(end) ((void)0)
+#endif
 
 #ifdef MODEL_TRACE
 static void start_line(const char *kind, int layer)
@@ -138,12 +160,16 @@ void model_summary(int layer, const char *name, float least, float most, float m
 
 static __attribute__((noinline)) model_status run(void)
 {{
+    model_status status;
     model_inputs inputs;
     model_outputs outputs;
     uint8_t *start = (uint8_t *)arena;
     start += (MODEL_ARENA_ALIGN - (uintptr_t)start % MODEL_ARENA_ALIGN) % MODEL_ARENA_ALIGN;
     {fields}
-    return model_run({sizes}&inputs, &outputs, start);
+    MARK_RUN(0);
+    status = model_run({sizes}&inputs, &outputs, start);
+    MARK_RUN(1);
+    return status;
 }}
 
 int board_main(void)
