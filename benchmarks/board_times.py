@@ -15,19 +15,23 @@ docs/board_times.md; published throughputs are read from the results' logs.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from graphc.backends.micro_c.boards import BOARDS, linker_script, resource
-from graphc.backends.micro_c.timing.chips import CHIPS
+from graphc.backends.micro_c.timing.chips import CHIPS, Cache, Chip
 from graphc.backends.micro_c.timing.counting import run_counted
 from graphc.backends.micro_c.timing.cycles import cycles_of
 from graphc.backends.micro_c.timing.processors import PROCESSORS
 
+# What its flash takes is not published: no wait, so that times are the least.
+M467 = Chip("m467hj", "cortex-m4", 200, 0, Cache(1024, 8, 4))
 MODELS = ("ad", "kws", "ic", "vww")
 MARKS = '#include "board.h"\nconst volatile uint8_t marks[4] = {0};\n'
 MAIN = """
@@ -85,7 +89,7 @@ class Case:
 
 def cases(first: Path, second: Path) -> Iterator[Case]:
     """All that is public, by software."""
-    octoml, skymizer = first / "closed/OctoML", second / "closed/Skymizer"
+    octoml = first / "closed/OctoML"
     for kind, name in (("native", "TVM"), ("cmsis_nn", "TVM/CMSIS-NN")):
         for board, logged, chip, emulated in (
             ("NUCLEO_L4R5ZI", "NUCLEO_L4R5ZI", "stm32l4r5", "mps2-an386"),
@@ -96,13 +100,16 @@ def cases(first: Path, second: Path) -> Iterator[Case]:
                 if source.exists():
                     log = octoml / f"results/microtvm_{kind}" / logged / model
                     yield Case(name, model, source, log, chip, emulated)
-    for system, level in (("zephyr", "-O2"), ("mbed_os", "-O3")):
+    for submitter, board, chip, level in (
+        ("Skymizer", "NUCLEO_L4R5ZI-zephyr", "stm32l4r5", "-O2"),
+        ("Skymizer", "NUCLEO_L4R5ZI-mbed_os", "stm32l4r5", "-O3"),
+        ("Nuvoton", "NUMAKER_M467HJ-zephyr", M467.name, "-O2"),
+    ):
+        root = second / "closed" / submitter
+        name = f"ONNC, {board.partition('-')[2].removesuffix('_os')}"
         for model in MODELS:
-            board = f"NUCLEO_L4R5ZI-{system}"
-            source = skymizer / "code" / board / model
-            log = skymizer / "results" / board / model
-            name = f"ONNC, {system.replace('_os', '')}"
-            yield Case(name, model, source, log, "stm32l4r5", "mps2-an386", level, True)
+            code, log = root / "code" / board / model, root / "results" / board / model
+            yield Case(name, model, code, log, chip, "mps2-an386", level, True)
 
 
 def published(log: Path) -> float:
@@ -119,27 +126,45 @@ def build(case: Case, folder: Path, cmsis: Path) -> Path:
     (folder / "board.ld").write_text(linker_script(board))
     (folder / "onnc_runtime.h").write_text("")
     files = _onnc(case, folder) if case.onnc else _tvm(case, folder)
-    kernels = [str(f) for part in NN for f in cmsis.glob(f"CMSIS/NN/Source/{part}Functions/*.c")]
-    roots = [folder, *(case.source / part for part in ROOTS), *(cmsis / part for part in HEADERS)]
-    options = [
-        *(flag for flag in board.compiler() if flag.startswith("-m")), case.optimisation, "-w",
-        "-ffunction-sections", "-fdata-sections", *(f"-I{root}" for root in roots),
-    ]  # fmt: skip
-    compiler, linked = board.tools.compiler, []
+    options = [*flags(case.board, case.optimisation, cmsis), f"-I{folder}",
+               *(f"-I{case.source / part}" for part in ROOTS)]  # fmt: skip
+    linked = []
     for file in files:
         linked.append(file if file.endswith(".c") else str(folder / "model.o"))
         if linked[-1] != file:
-            command = [compiler, *options, "-fno-exceptions", "-fno-rtti", "-c", file, "-o",
-                       linked[-1]]  # fmt: skip
+            command = [*options, "-fno-exceptions", "-fno-rtti", "-c", file, "-o", linked[-1]]
             subprocess.run(command, check=True)
     image = folder / "image.elf"
     command = [
-        compiler, "-std=gnu11", *options, "-nostartfiles", "-Wl,--gc-sections",
+        *options, "-std=gnu11", "-nostartfiles", "-Wl,--gc-sections",
         "-T", str(folder / "board.ld"), str(folder / "startup.c"), str(folder / "main.c"),
-        *linked, *kernels, "--specs=nosys.specs", "-lm", "-o", str(image),
+        *linked, str(library(case.board, case.optimisation, cmsis)), "--specs=nosys.specs", "-lm",
+        "-o", str(image),
     ]  # fmt: skip
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     return image
+
+
+def flags(board: str, optimisation: str, cmsis: Path) -> list[str]:
+    """The compiler and what all code is compiled with."""
+    own = [flag for flag in BOARDS[board].compiler() if flag.startswith("-m")]
+    headers = [f"-I{cmsis / part}" for part in HEADERS]
+    return [BOARDS[board].tools.compiler, *own, optimisation, "-w", "-ffunction-sections",
+            "-fdata-sections", *headers]  # fmt: skip
+
+
+@cache
+def library(board: str, optimisation: str, cmsis: Path) -> Path:
+    """CMSIS-NN, compiled."""
+    folder = Path(tempfile.mkdtemp(prefix="cmsis-nn-"))
+    files = [str(f) for part in NN for f in cmsis.glob(f"CMSIS/NN/Source/{part}Functions/*.c")]
+    compiler = flags(board, optimisation, cmsis.resolve())
+    subprocess.run([*compiler, "-std=gnu11", "-c", *map(os.path.abspath, files)], cwd=folder,
+                   check=True)  # fmt: skip
+    archive = folder / "nn.a"
+    tool = compiler[0].removesuffix("gcc") + "ar"
+    subprocess.run([tool, "rcs", archive, *sorted(folder.glob("*.o"))], check=True)
+    return archive
 
 
 def _tvm(case: Case, folder: Path) -> list[str]:
@@ -177,7 +202,7 @@ def _write_main(folder: Path, text: str, prepare: str, run: str) -> None:
 
 def row(case: Case, cmsis: Path) -> str:
     """A row of the table."""
-    chip, board = CHIPS[case.chip], BOARDS[case.board]
+    chip, board = {**CHIPS, M467.name: M467}[case.chip], BOARDS[case.board]
     with tempfile.TemporaryDirectory() as name:
         image = build(case, Path(name), cmsis)
         counted = run_counted(board, image, 1, chip)
@@ -196,11 +221,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name in ("--v1.0", "--v1.1", "--cmsis", "--older-cmsis"):
-        parser.add_argument(name, type=Path, required=True, dest=name.strip("-").replace(".", "_"))
-    parser.add_argument("names", nargs="*", help="of software; by default all")
+        parser.add_argument(name, type=Path, required=True, dest=re.sub(r"\W", "_", name[2:]))
+    parser.add_argument("names", nargs="*", help="of software or chips; by default all")
     args = parser.parse_args()
     for case in cases(args.v1_0, args.v1_1):
-        if not args.names or case.software in args.names:
+        if not args.names or {case.software, case.chip} & set(args.names):
             print(row(case, args.older_cmsis if case.onnc else args.cmsis), flush=True)
 
 

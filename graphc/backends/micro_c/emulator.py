@@ -176,7 +176,9 @@ int board_main(void)
 {{
     model_status status;
     {reads}
-    paint_stack();
+#ifndef MODEL_PROFILE
+    paint_stack(); /* which takes longer than most models do */
+#endif
     status = run();
     say("stack ");
     say_number(stack_used());

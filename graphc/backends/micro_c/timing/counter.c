@@ -1,5 +1,5 @@
-/* A plugin of QEMU (TCG, API version 1): for every layer, how often each block of code ran and was
- * left by a jump, and which reads missed the caches of a chip's flash.
+/* A plugin of QEMU (TCG, API versions 1 and 2): for every layer, how often each block of code ran
+ * and was left by a jump, and how many reads missed the caches of a chip's flash.
  *
  * Arguments: marks=ADDRESS,layers=N,flash=FIRST-END,out=FILE,icache=BYTES/LINE/WAYS,
  * dcache=BYTES/LINE/WAYS, data=cached (through the icache).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -52,7 +53,7 @@ def run_counted(board: Board, image: Path, layers: int, chip: Chip | None) -> Co
     """Runs an image, and counts. UnsupportedError if that takes too long."""
     symbols, flash = symbols_of(board, image), _flash(board, image)
     with tempfile.TemporaryDirectory(prefix="graphc-counts-") as name:
-        plugin = _plugin(Path(name))
+        plugin = _plugin(Path(name), _api_version(board))
         out = Path(name) / "counts"
         told = [
             str(plugin), f"marks={symbols['marks']}", f"layers={layers}", f"out={out}",
@@ -113,14 +114,22 @@ def _flash(board: Board, image: Path) -> tuple[int, int]:
     raise InternalError(f"{image.name} has no code")
 
 
-def _plugin(folder: Path) -> Path:
+def _api_version(board: Board) -> int:
+    """The version of plugins that the emulator takes: 2 from QEMU 9 on."""
+    done = subprocess.run([board.tools.emulator, "--version"], capture_output=True, text=True)
+    told = re.search(r"version (\d+)", done.stdout)
+    return 2 if told and int(told[1]) >= 9 else 1
+
+
+def _plugin(folder: Path, version: int) -> Path:
     """The plugin, compiled. UnsupportedError if there is no compiler for this machine."""
     compiler = host_compiler()
     if compiler is None:
         raise UnsupportedError("counting instructions takes a C compiler for this machine")
     built = folder / "counter.so"
     source = (resources(__package__) / "counter.c").read_text()
-    command = [compiler, "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", str(built)]
+    options = ["-O2", "-shared", "-fPIC", f"-DAPI_VERSION={version}"]
+    command = [compiler, *options, "-x", "c", "-", "-o", str(built)]
     done = subprocess.run(command, input=source, capture_output=True, text=True)
     if done.returncode:
         raise UnsupportedError(f"the plugin that counts does not compile: {done.stderr[:1000]}")
