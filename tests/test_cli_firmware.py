@@ -95,6 +95,7 @@ def test_time_follows_the_clock(capsys):
     ("options", "said"),
     [
         (["--mhz", "100"], "--cpu"),
+        (["--chip", "stm32l4r5", "--specialise", "any", "--dim", "N=1..4"], "fixed shapes"),
         (["--chip", "stm32l4r5", "--cpu", "cortex-m7"], "is a cortex-m4"),
         (["--cpu", "cortex-m4", "--mhz", "0"], "above 0"),
         (["--chip", "z80"], "stm32l4r5"),

@@ -7,8 +7,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from graphc.backends.micro_c import header, source
 from graphc.backends.micro_c.boards import BOARDS
-from graphc.backends.micro_c.bundle import code_files, write_files
+from graphc.backends.micro_c.bundle import write_files
 from graphc.backends.micro_c.model import Model
 from graphc.backends.micro_c.timing.counting import tool
 from graphc.errors import InternalError
@@ -27,7 +28,8 @@ def code_bytes(model: Model) -> int | None:
         return None
     with tempfile.TemporaryDirectory(prefix="graphc-code-") as name:
         folder = Path(name)
-        write_files(code_files(model), folder)
+        text = {f"{model.name}.h": header.header(model), f"{model.name}.c": source.source(model)}
+        write_files(dict(text), folder)
         command = [
             *board.compiler(), OPTIMISATION, "-ffunction-sections", "-c", f"{model.name}.c",
             "-o", "code.o",

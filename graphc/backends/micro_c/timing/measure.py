@@ -84,7 +84,9 @@ def timing_of(
             + ", ".join(PROCESSORS)
         )
     if program.all_sizes:
-        raise UnsupportedError("times are of a model of fixed shapes; give them with --dim")
+        raise UnsupportedError(
+            "times are of fixed shapes: give each open dimension one size, as --dim N=1"
+        )
     model = model_of(program, host_options(options))
     processor, board = PROCESSORS[options.cpu], EMULATED[options.cpu]
     code = code_bytes(model_of(program, options))
