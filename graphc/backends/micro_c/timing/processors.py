@@ -1,10 +1,10 @@
 """The cycles of instructions, by processor.
 
 Processors issue instructions in order, one or two in a cycle. An instruction occupies the issue
-stage for some cycles, and its result can be read after its latency. Sources are the Technical
-Reference Manuals of Arm (the tables of instructions of the Cortex-M0+, r0p1, 3.3, and of the
-Cortex-M4, r0p1, 3.3 and 7.2) and, where these give no cycles (M7, M33, M55), its Software
-Optimization Guides and the pipelines that compilers assume. No number depends on a model.
+stage for some cycles, and its result can be read after its latency. The cycles of the Cortex-M0+
+and M4 are those of Arm's Technical Reference Manuals (r0p1, 3.3; the M4's floats 7.2). The manuals
+of the M7, M33 and M55 give none: they are what the schedulers of compilers assume, and `error` is
+larger where no board confirmed that. No number depends on a model.
 """
 
 from __future__ import annotations
