@@ -25,6 +25,7 @@ from graphc.quantisation.layers import Choice, Layer
 from graphc.quantisation.measuring import Accuracy, Comparison, decibels
 from graphc.quantisation.mixtures import Switchable, by_noise, left_float
 from graphc.quantisation.moments import Moments, columns_of, rows_read
+from graphc.quantisation.open_types import lend, take_back, types_between
 from graphc.quantisation.ranges import Parameters
 from graphc.quantisation.rewriting import Weights
 from graphc.quantisation.samples import Samples, samples_of
@@ -201,7 +202,8 @@ class _Run:
     ):
         self.graph, self.data, self.options, self.note = graph, data, options, note
         self.compiling = {} if threads is None else {"threads": threads}
-        names = [layer.name for layer in Choice(graph).layers]
+        self.types = types_between(graph, next(iter(data)))
+        names = [layer.name for layer in self._chosen(()).layers]
         if not names:
             raise ModelError(
                 "there is no layer to quantise: no Conv, ConvTranspose, Gemm or MatMul with "
@@ -213,7 +215,9 @@ class _Run:
         self.choice = self._chosen(options.left_out)
 
     def _chosen(self, left_out: Iterable[str]) -> Choice:
-        return Choice(clone_graph(self.graph), self.options.whole, frozenset(left_out))
+        graph = clone_graph(self.graph)
+        lend(graph, self.types)
+        return Choice(graph, self.options.whole, frozenset(left_out))
 
     def result(self) -> Quantised:
         if self.options.weights == "int4":
@@ -255,6 +259,7 @@ class _Run:
         for layer, moments in self._each_with_moments(layers):
             assert moments is not None
             rows.append((layer, four_bits.put(choice, layer, moments)))
+        take_back(choice.graph)
         self.note("measuring")
         ratios, comparison = self._measured(choice)
         reports = [

@@ -17,6 +17,7 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.types import TensorType
 from graphc.quantisation.layers import Choice, Layer, operands
+from graphc.quantisation.open_types import take_back
 from graphc.quantisation.ranges import Parameters, chosen
 from graphc.quantisation.statistics import Statistics
 
@@ -67,6 +68,7 @@ def insert(
         _put_constants(op, parameters)
     for value, group in choice.groups.items():
         _put_pair(choice, value, parameters[group], switches, governing[value])
+    take_back(graph)
     drop_unread(graph)
 
 
@@ -160,9 +162,13 @@ def quantise_inputs_and_outputs(graph: Graph) -> None:
     for number, result in enumerate(list(graph.results)):
         producer = result.producer
         if producer is not None and producer.name == "DequantizeLinear":
-            graph.terminator.set_input(number, producer.operand(0))
+            integers, zero = producer.operand(0), producer.operand(2).constant
+            graph.terminator.set_input(number, integers)
             if number < len(graph.output_types):
-                graph.output_types[number] = producer.operand(0).type
+                declared = integers.type or graph.output_types[number]
+                shape = declared.shape if isinstance(declared, TensorType) else None
+                assert zero is not None
+                graph.output_types[number] = TensorType(dtypes.of(zero.dtype), shape)
             if not producer.output.uses:
                 producer.erase()
 

@@ -38,12 +38,19 @@ FEW_CHANNELS = 16  # no more than a vector has elements
 
 
 def has_body(op: Op) -> bool:
-    """Whether the op is given by scalar bodies and can be part of a fused region."""
-    return op.defn.form in ("elementwise", "indexed") and all(
+    """Whether the op is given by scalar bodies and can be part of a fused region: contents that
+    these follow from, as the target of a Reshape, are known."""
+    if op.defn.form not in ("elementwise", "indexed"):
+        return False
+    typed = all(
         isinstance(v.type, TensorType)
         and v.type.shape is not None
         and v.type.dtype.kind not in ("string", "complex")
         for v in (*op.outputs, *(x for x in op.inputs if x is not None))
+    )
+    return typed and not any(
+        param.accepts.known and value is not None and value.known is None
+        for param, value in zip(op.defn.params, op.inputs)
     )
 
 
