@@ -1,7 +1,7 @@
 """Inference over data sets by Ray Data, and training in several processes by Ray Train.
 
-Ray (`pip install 'graphc[ray]'`) starts the processes and moves the data. Each process has the
-compiled model of a file, whose code and weights it maps: processes of one machine share them.
+Ray (`pip install 'graphc-compiler[ray]'`) starts the processes and moves the data. Each process has
+the compiled model of a file, whose code and weights it maps: processes of one machine share them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graphc.distribution import install
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.types import TensorType
 
@@ -100,5 +101,5 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise UnsupportedError("graphc.ray needs Ray: pip install 'graphc[ray]'") from error
+        raise UnsupportedError(f"graphc.ray needs Ray: {install('ray')}") from error
     return ray

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from graphc.distribution import install
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.graph import Graph
@@ -37,7 +38,7 @@ def onnxruntime(
         import onnxruntime as ort
     except ModuleNotFoundError as error:
         raise UnsupportedError(
-            "ONNX Runtime is not installed: pip install 'graphc[verify]', or compare with "
+            f"ONNX Runtime is not installed: {install('verify')}, or compare with "
             "--against interpreter"
         ) from error
     if isinstance(source, Graph):

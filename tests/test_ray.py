@@ -53,7 +53,7 @@ def test_what_is_missing_is_named(compiled):
 
 def test_without_ray_it_is_told(compiled, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(graphc.UnsupportedError, match=r"pip install 'graphc\[ray\]'"):
+    with pytest.raises(graphc.UnsupportedError, match=r"pip install 'graphc-compiler\[ray\]'"):
         batches.predict(None, compiled[0])
 
 

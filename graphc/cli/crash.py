@@ -16,10 +16,12 @@ import traceback
 from importlib import metadata
 from pathlib import Path
 
+from graphc.distribution import NAME
+
 COMMAND, TRACEBACK, VERSIONS = "command.json", "traceback.txt", "versions.txt"
 LARGEST_COPY = 64 << 20  # bytes
 OUTPUTS = ("-o", "--output", "--dump-to")
-PACKAGES = ("graphc", "numpy", "onnx", "onnxruntime", "llvmlite", "ml_dtypes")
+PACKAGES = (NAME, "numpy", "onnx", "onnxruntime", "llvmlite", "ml_dtypes")
 
 
 def leave_replay(error: BaseException, argv: list[str]) -> str:

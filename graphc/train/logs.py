@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from graphc.distribution import install
 from graphc.errors import ModelError, UnsupportedError
 from graphc.files import write_text, writing
 
@@ -54,8 +55,7 @@ class EventLog:
             from tensorboardX import SummaryWriter
         except ImportError as error:
             raise UnsupportedError(
-                "event files of TensorBoard need the package tensorboardX (pip install "
-                "'graphc[train]')"
+                f"event files of TensorBoard need the package tensorboardX ({install('train')})"
             ) from error
         with writing(Path(folder)):
             self.writer: Any = SummaryWriter(str(folder), purge_step=count + 1 if count else None)

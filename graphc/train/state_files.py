@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from graphc.distribution import install
 from graphc.errors import ModelError, UnsupportedError
 from graphc.files import atomic, save_npz
 
@@ -62,7 +63,7 @@ def _safetensors() -> ModuleType:
         import safetensors.numpy
     except ImportError as error:
         raise UnsupportedError(
-            ".safetensors files need the package safetensors (pip install 'graphc[train]'); .npz "
-            "files need nothing"
+            f".safetensors files need the package safetensors ({install('train')}); .npz files "
+            "need nothing"
         ) from error
     return safetensors.numpy

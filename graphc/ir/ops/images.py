@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graphc.distribution import install
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.opdef import TypeClass, host
@@ -61,7 +62,7 @@ def _pillow() -> Any:
         from PIL import Image
     except ImportError as error:
         raise UnsupportedError(
-            "decoding images needs the package Pillow: pip install 'graphc[images]'"
+            f"decoding images needs the package Pillow: {install('images')}"
         ) from error
     return Image
 

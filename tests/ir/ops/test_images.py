@@ -100,7 +100,8 @@ def test_files_that_claim_too_many_pixels(width, height):
 
 def test_the_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(graphc.UnsupportedError, match=r"Pillow: pip install 'graphc\[images\]'"):
+    hint = r"Pillow: pip install 'graphc-compiler\[images\]'"
+    with pytest.raises(graphc.UnsupportedError, match=hint):
         images.image_decoder(np.zeros(3, np.uint8))
 
 
