@@ -1,4 +1,4 @@
-"""Settings from the environment: GRAPHC_DEBUG (0..5) and GRAPHC_FUEL.
+"""Settings from the environment: GRAPHC_DEBUG (0..5), GRAPHC_FUEL and GRAPHC_CRASH_WEIGHTS.
 
 GRAPHC_DEBUG: 1 timings, 2 passes, 3 graphs after each pass, 4 kernels and why strategies declined,
 5 every rewrite.
@@ -30,6 +30,12 @@ def debug() -> int:
 def fuel() -> int | None:
     """The number of the first rewrite that must not happen (GRAPHC_FUEL); None: no limit."""
     return _integer("GRAPHC_FUEL")
+
+
+def keeps_weights() -> bool:
+    """Whether the directory that an internal error leaves may hold weights and data
+    (GRAPHC_CRASH_WEIGHTS=1)."""
+    return os.environ.get("GRAPHC_CRASH_WEIGHTS", "").strip() not in ("", "0")
 
 
 def say(text: str) -> None:

@@ -1,8 +1,9 @@
 """The crash directory that graphc leaves when it fails itself: a directory from which one command
 replays it.
 
-It holds the command, the traceback, versions, and a copy of every file the command read (a model
-that is large or has its data in other files stays where it is, and is named in full).
+It holds the command, the traceback, versions, and a copy of every file the command read. Weights
+and data are drawn anew in it (weightless.py), unless GRAPHC_CRASH_WEIGHTS=1 asks for them. What is
+large, has its data in other files, or is of another kind stays where it is, and is named in full.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import traceback
 from importlib import metadata
 from pathlib import Path
 
+from graphc import config
+from graphc.cli import weightless
 from graphc.distribution import NAME
 
 COMMAND, TRACEBACK, VERSIONS = "command.json", "traceback.txt", "versions.txt"
 LARGEST_COPY = 64 << 20  # bytes
+TEXTS = (".gir", ".log", ".py", ".txt")  # kinds that are copied as they are
 OUTPUTS = ("-o", "--output", "--dump-to")
 PACKAGES = (NAME, "numpy", "onnx", "onnxruntime", "llvmlite", "ml_dtypes")
 
@@ -36,7 +40,12 @@ def leave_replay(error: BaseException, argv: list[str]) -> str:
         (folder / COMMAND).write_text(json.dumps(command, indent=1) + "\n")
     except OSError as problem:
         return f"{summary} (no replay could be written: {problem})"
-    return f"{_short(summary)}; replay it with: graphc replay {folder}"
+    kept = (
+        ""
+        if config.keeps_weights()
+        else " (weights are not in it; GRAPHC_CRASH_WEIGHTS=1 keeps them)"
+    )
+    return f"{_short(summary)}; replay it{kept} with: graphc replay {folder}"
 
 
 def _short(text: str) -> str:
@@ -70,6 +79,8 @@ def _kept(argv: list[str], folder: Path) -> list[str]:
     kept = []
     for position, argument in enumerate(argv):
         name, equals, path = argument.rpartition("=")
+        if path.startswith("@"):  # --set NAME=@FILE.npy
+            equals, path = "=@", path[1:]
         previous = argv[position - 1] if position else ""
         if previous in OUTPUTS or name in OUTPUTS or not Path(path).is_file():
             kept.append(argument)
@@ -82,11 +93,27 @@ def _copy(path: Path, folder: Path, number: int) -> str:
     if path.stat().st_size > LARGEST_COPY or _has_external_data(path):
         return str(path.resolve())
     target = folder / f"{number}-{path.name}"
-    shutil.copyfile(path, target)
     beside = path.with_name(path.name + ".npz")
-    if beside.is_file():
-        shutil.copyfile(beside, target.with_name(target.name + ".npz"))
+    pairs = [(path, target), (beside, target.with_name(target.name + ".npz"))]
+    for source, copy in pairs if beside.is_file() else pairs[:1]:
+        if not _copied(source, copy):
+            return str(path.resolve())
     return target.name
+
+
+def _copied(path: Path, target: Path) -> bool:
+    """Copies a file, if that can be done without its weights, or they are asked for."""
+    if config.keeps_weights() or path.suffix in TEXTS:
+        shutil.copyfile(path, target)
+        return True
+    if path.suffix not in weightless.KINDS:
+        return False
+    try:
+        weightless.copy(path, target)
+    except Exception:  # whatever is wrong with the file: it may be what graphc failed on
+        target.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def _has_external_data(path: Path) -> bool:

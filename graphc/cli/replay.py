@@ -15,8 +15,10 @@ from graphc.errors import GraphcError, ModelError
 
 SUMMARY = """\
 Runs again the command of an internal error. Attach its directory to a report: it holds the model,
-the options and the traceback. The traceback is shown. Plugins that the command names are run: look
-at command.json first if the directory is somebody else's."""
+the options and the traceback, but neither weights nor data: in its copies arrays of more than 8
+elements are drawn anew. If the error does not happen with these, GRAPHC_CRASH_WEIGHTS=1 keeps them
+in the next directory. The traceback is shown. Plugins that the command names are run: look at
+command.json first if the directory is somebody else's."""
 
 EPILOG = examples(("graphc replay graphc-crash-k3x0v9", "the same command, on the same files"))
 
