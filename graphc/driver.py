@@ -171,7 +171,8 @@ def configured(
     load_installed()
     known = [f.name for f in fields(Settings) if f.name != "threads"]
     own = {name: value for name, value in options.items() if name not in known}
-    aim = targets.configured(target, own, known) if isinstance(target, str) or own else target
+    others = [*known, "threads", "shapes", "dims", "values"]
+    aim = targets.configured(target, own, others) if isinstance(target, str) or own else target
     given = {name: value for name, value in options.items() if name in known}
     return aim, Settings(**given if threads is None else {**given, "threads": threads})
 

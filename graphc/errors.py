@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -34,6 +34,23 @@ class ModelError(GraphcError, ValueError):
 
 class UnsupportedError(GraphcError, NotImplementedError):
     """The model is valid, but this operator, type or target combination is not supported."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: those that begin with it or are spelt
+    much like it, if there are any."""
+    import difflib  # when something is wrong, and not before
+
+    lower = {text.lower(): text for text in known}
+    begun = [text for text in lower if len(name) > 2 and text.startswith(name.lower())]
+    near = list(dict.fromkeys([*begun, *difflib.get_close_matches(name.lower(), lower)]))[:3]
+    return f"; did you mean {' or '.join(repr(lower[text]) for text in near)}?" if near else ""
+
+
+def near_or_all(name: str, known: Iterable[str]) -> str:
+    """As `did_you_mean`; where nothing is alike, all there are."""
+    names = list(known)
+    return did_you_mean(name, names) or f"; there are {', '.join(names)}"
 
 
 NAMED = 3  # nodes of one reason that `together` names

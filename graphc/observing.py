@@ -7,7 +7,6 @@ readers share are computed once, as in the model itself; the compiler knows noth
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from graphc.api import compile
 from graphc.driver import load_graph
-from graphc.errors import ModelError
+from graphc.errors import ModelError, did_you_mean
 from graphc.ir.graph import Graph, Value, clone_graph
 
 Feeds = Mapping[str, Any]
@@ -63,6 +62,5 @@ def observe(
 def _named(values: Mapping[str, Value], name: str) -> Value:
     if name in values:
         return values[name]
-    near = difflib.get_close_matches(name, values, 3)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    hint = did_you_mean(name, values)
     raise ModelError(f"there is no value {name!r} among the {len(values)} of the model{hint}")

@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from graphc import __version__
 from graphc.cli import (
@@ -35,7 +36,7 @@ from graphc.cli import (
 from graphc.cli.interrupt import EXIT_CODE, interruptible
 from graphc.cli.options import ONE_LINE, examples
 from graphc.cli.output import note
-from graphc.errors import LIMITS, GraphcError, ModelWarning, beyond_limits
+from graphc.errors import LIMITS, GraphcError, ModelWarning, beyond_limits, did_you_mean
 from graphc.plugins import load_file, load_installed
 
 COMMANDS = (
@@ -48,8 +49,25 @@ USER_ERROR = 2
 class Parser(argparse.ArgumentParser):
     """An argument parser that says in one line what is wrong."""
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        """As the base, but a command itself tells which of its arguments it does not know."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            own = getattr(found, "own_parser", self)
+            own.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found
+
     def error(self, message: str) -> NoReturn:
-        self.exit(USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        near = self._meant(message)
+        self.exit(USER_ERROR, f"{self.prog}: error: {message}{near} (see {self.prog} --help)\n")
+
+    def _meant(self, message: str) -> str:
+        """What a mistake in an option or a choice may have been meant to be."""
+        if option := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+            return did_you_mean(option[1], self._option_string_actions)
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            return did_you_mean(choice[1], re.split(r"[', ]+", choice[2]))
+        return ""
 
 
 def parser(argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ from graphc.cli.options import (
     target_of,
 )
 from graphc.cli.resume import PHASES as RESUMABLE
-from graphc.errors import ModelError, UnsupportedError
+from graphc.errors import ModelError, UnsupportedError, did_you_mean
 from graphc.ir.phases import PHASES
 from graphc.targets import DEFAULT, TARGETS, lookup, options_of
 
@@ -224,10 +224,9 @@ def _check_rules(names: list[str]) -> None:
     for name in names:
         if name not in RULES and name not in PASSES:
             rules, passes = (", ".join(sorted(names)) for names in (RULES, PASSES))
-            raise ModelError(
-                f"--explain {name}: there is no such rule or pass; there are the rules {rules} "
-                f"and the passes {passes}"
-            )
+            all_there_are = f"; there are the rules {rules} and the passes {passes}"
+            known = did_you_mean(name, [*RULES, *PASSES]) or all_there_are
+            raise ModelError(f"--explain {name}: there is no such rule or pass{known}")
 
 
 # ---------------------------------------------------------------- what comes out

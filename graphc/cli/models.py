@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 
 from graphc.cli.options import pair
 from graphc.cli.output import note, progress
-from graphc.errors import ModelError
+from graphc.errors import ModelError, did_you_mean
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class Model:
         unknown = [name for name in self.given if name not in {p.name for p in graph.params}]
         if unknown:
             names = [p.name for p in graph.params]
-            raise ModelError(f"there is no input {unknown[0]!r}; the inputs are {names}")
+            near = did_you_mean(unknown[0], names)
+            raise ModelError(f"there is no input {unknown[0]!r}; the inputs are {names}{near}")
         return random_feeds(graph, seed, self.given)
 
 
@@ -87,12 +88,19 @@ def open_model(args: argparse.Namespace) -> Model:
     values = {}
     for name, text in once("--set", args.set).items():
         if name not in types:
-            raise ModelError(f"--set {name}: there is no such input; the inputs are {list(types)}")
+            raise _no_input("--set", name, types)
         values[name] = constant(name, text, types[name])
     shapes, dims = once("--shape", args.shape), once("--dim", args.dim)
     model = Model(path, graph, shapes, dims, values)
     model.read_inputs(getattr(args, "input", []))
     return model
+
+
+def _no_input(option: str, name: str, types: Mapping[str, Type | None]) -> ModelError:
+    near = did_you_mean(name, types)
+    return ModelError(
+        f"{option} {name}: there is no such input; the inputs are {list(types)}{near}"
+    )
 
 
 def once(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -169,7 +177,7 @@ def _read_input(text: str, types: dict[str, Type | None]) -> dict[str, Any]:
         raise ModelError(f"--input {text}: expected NAME=FILE.npy, or a FILE.npz that exists")
     name, file = pair(text)
     if name not in types:
-        raise ModelError(f"--input {name}: there is no such input; the inputs are {list(types)}")
+        raise _no_input("--input", name, types)
     type = types[name].element if isinstance(types[name], OptionalType) else types[name]  # type: ignore[union-attr]
     if isinstance(type, SequenceType):
         return {name: list(load_npz(Path(file)).values())}

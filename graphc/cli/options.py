@@ -40,7 +40,7 @@ def command(
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    added.set_defaults(run=run, command=name)
+    added.set_defaults(run=run, command=name, own_parser=added)
     added.add_argument("--plugin", metavar="FILE.py", action="append", default=[],
                        help="a file that registers operators, rules, passes or targets; its passes "
                        "run before layouts are chosen (or where --passes names them); "

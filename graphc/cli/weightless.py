@@ -42,7 +42,7 @@ def drawn(array: np.ndarray, name: str) -> np.ndarray:
         return array
     if array.dtype.kind in "OSU":
         return np.array([f"text{n}" for n in range(array.size)]).reshape(shape).astype(array.dtype)
-    if array.dtype.kind == "c":
+    if np.iscomplexobj(array):
         parts = drawn(array.real, f"{name}.real"), drawn(array.imag, f"{name}.imag")
         return (parts[0] + 1j * parts[1]).astype(array.dtype)
     if array.dtype.kind in "biu":
@@ -52,8 +52,8 @@ def drawn(array: np.ndarray, name: str) -> np.ndarray:
         return np.zeros(shape, array.dtype)  # bytes that numpy has no type for
     numbers = array.astype(np.float64)
     known = numbers[np.isfinite(numbers)]
-    low, high = (known.min(), known.max()) if known.size else (0.0, 1.0)
-    return rng.uniform(low, high, shape).astype(array.dtype)
+    least, most = (known.min(), known.max()) if known.size else (0.0, 1.0)
+    return rng.uniform(least, most, shape).astype(array.dtype)
 
 
 def _wide(dtype: np.dtype) -> Any:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, did_you_mean
 from graphc.frontend import dsl_trace as trace
 from graphc.frontend.dsl_tensor import Tensor, apply, constant
 from graphc.frontend.scope import share_captures
@@ -304,4 +304,6 @@ def __getattr__(name: str) -> Any:
         return ElementType(dtypes.BY_NAME[name])
     if name[:1].isupper() and opdef.find(name) is not None:
         return lambda *operands, **options: apply(name, *operands, **options)
-    raise AttributeError(f"dsl has no operator or element type {name!r}")
+    names = [*dtypes.BY_NAME, *(kind for domain, kind in opdef.REGISTRY if not domain)]
+    near = did_you_mean(name, names)
+    raise AttributeError(f"dsl has no operator or element type {name!r}{near}")

@@ -12,7 +12,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, did_you_mean
 from graphc.frontend import dsl_trace as trace
 from graphc.frontend import opsets
 from graphc.frontend.checks import schema_of
@@ -218,7 +218,8 @@ def apply(op: str, *operands: Any, outputs: int | None = None, name: str = "", *
     domain, _, kind = op.rpartition(".")
     defn = opdef.find(kind, domain)
     if defn is None:
-        raise ModelError(f"there is no operator {op} (at {trace.user_line()})")
+        near = did_you_mean(kind, [known for place, known in opdef.REGISTRY if place == domain])
+        raise ModelError(f"there is no operator {op} (at {trace.user_line()}){near}")
     plain = {key: attribute(value) for key, value in attrs.items() if value is not None}
     values = [operand.value if isinstance(operand, Tensor) else operand for operand in operands]
     count = outputs if outputs is not None else _output_count(defn, values, plain)

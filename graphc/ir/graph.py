@@ -21,7 +21,7 @@ from graphc.ir import dtypes
 from graphc.ir.expr import Sym
 from graphc.ir.opdef import CONSTANT, YIELD, OpDef, lookup
 from graphc.ir.phases import PHASES
-from graphc.ir.types import Layout, TensorType, Type
+from graphc.ir.types import Layout, TensorType, Type, described
 
 SIZES = "Sizes"  # of domain graphc: the operator that gives dimensions
 NEAR = 512  # places around the last known one where an op is looked for before all are numbered
@@ -332,6 +332,12 @@ class Graph(Region):
                 number += 1
             names = [*names, name]
         return list(zip(names, self.results))
+
+    def __repr__(self) -> str:
+        """In one line; `str` is the whole text."""
+        ins = ", ".join(described(param.name, param.type) for param in self.params)
+        outs = ", ".join(described(name, value.type) for name, value in self.named_results())
+        return f"<graphc.Graph {self.name} of {len(self.ops)} ops: ({ins}) -> ({outs})>"
 
     def __str__(self) -> str:
         from graphc.ir.text.printer import print_graph  # which takes them apart

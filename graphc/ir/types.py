@@ -249,6 +249,11 @@ class MapType:
         return f"map<{self.key},{self.value}>"
 
 
+def described(name: str, type: Type | None) -> str:
+    """A value in a few words: its name, and its type, if that is known."""
+    return name if type is None else f"{name}: {type}"
+
+
 class Map(dict):
     """A dict that knows its type, also when it is empty."""
 

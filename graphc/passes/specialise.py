@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from graphc.errors import ModelError, warn
+from graphc.errors import ModelError, did_you_mean, warn
 from graphc.ir import dtypes, opdef
 from graphc.ir.expr import Const, Expr, Sym, substitute
 from graphc.ir.graph import Graph, Op, Value, clone_graph, constant_op
@@ -166,11 +166,16 @@ def _check_pins(shapes: Shapes, dims: Mapping[str, Any]) -> None:
             raise ModelError(f"dimension {name!r} is from 0 to 2^46, found {extent}")
 
 
+def _no_dimension(name: str, graph: Graph) -> ModelError:
+    known = sorted(graph.symbols)
+    near = did_you_mean(name, known)
+    return ModelError(f"there is no dimension {name!r}; the dimensions are {known}{near}")
+
+
 def _bounds(graph: Graph, name: str, bounds: tuple[int, int]) -> tuple[int, int]:
     """Bounds of a dimension symbol that are within its own too."""
     if name not in graph.symbols:
-        known = sorted(graph.symbols)
-        raise ModelError(f"there is no dimension {name!r}; the dimensions are {known}")
+        raise _no_dimension(name, graph)
     known_as = graph.symbols[name]
     high = bounds[1] if known_as.hi is None else min(bounds[1], known_as.hi)
     return max(bounds[0], known_as.lo), high
@@ -229,11 +234,11 @@ class _Binding:
         for given in (shapes, values):
             wrong = [n for n in given if n not in names]
             if wrong:
-                raise ModelError(f"there is no input {wrong[0]!r}; the inputs are {names}")
+                near = did_you_mean(wrong[0], names)
+                raise ModelError(f"there is no input {wrong[0]!r}; the inputs are {names}{near}")
         for name, extent in dims.items():
             if name not in graph.symbols:
-                known = sorted(graph.symbols)
-                raise ModelError(f"there is no dimension {name!r}; the dimensions are {known}")
+                raise _no_dimension(name, graph)
             self.bind(graph.symbols[name], extent, "--dim")
 
     def bind(self, symbol: Sym, extent: int, where: str) -> None:

@@ -10,9 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from graphc.errors import LIMITS, ModelError, UnsupportedError, beyond_limits
+from graphc.errors import LIMITS, ModelError, UnsupportedError, beyond_limits, did_you_mean
 from graphc.ir import dtypes
-from graphc.ir.types import Map, MapType, OptionalType, SequenceType, TensorType, Type
+from graphc.ir.types import (
+    Map,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    described,
+)
 from graphc.runtime.exchange import as_numpy, is_array
 
 
@@ -22,6 +30,9 @@ class Spec:
 
     name: str
     type: Type | None
+
+    def __str__(self) -> str:
+        return described(self.name, self.type)
 
     @cached_property
     def dtype(self) -> np.dtype:
@@ -51,6 +62,10 @@ class Runnable:
 
     def execute(self, values: Sequence[Any]) -> list[Any]:
         raise NotImplementedError
+
+    def __repr__(self) -> str:
+        ins, outs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        return f"<graphc.{type(self).__name__} ({ins}) -> ({outs})>"
 
     def __reduce__(self) -> Any:
         raise UnsupportedError(
@@ -88,7 +103,8 @@ class Runnable:
         names = [spec.name for spec in self.outputs]
         for name, array in into.items():
             if name not in names:
-                raise ModelError(f"into: there is no output {name!r}, but {names}")
+                near = did_you_mean(name, names)
+                raise ModelError(f"into: there is no output {name!r}, but {names}{near}")
             if not isinstance(array, np.ndarray) or not array.flags.writeable:
                 raise ModelError(f"into: {name} must be a numpy array that can be written")
         ordered = sorted(into, key=lambda name: into[name].ctypes.data)

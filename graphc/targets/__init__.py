@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from graphc.errors import ModelError, UnsupportedError
+from graphc.errors import ModelError, UnsupportedError, did_you_mean, near_or_all
 from graphc.targets import cpu, cuda, micro_c, plain  # noqa: F401  (register)
 from graphc.targets.base import TARGETS, Target, option, options_of, register_target
 
@@ -22,7 +22,8 @@ DEFAULT = cpu.Cpu.name
 def lookup(name: str) -> type[Target]:
     """The target of that name; ModelError tells which there are."""
     if name not in TARGETS:
-        raise ModelError(f"target {name!r} is not one of {', '.join(TARGETS)}")
+        near = did_you_mean(name, TARGETS)
+        raise ModelError(f"target {name!r} is not one of {', '.join(TARGETS)}{near}")
     return TARGETS[name]
 
 
@@ -36,8 +37,8 @@ def configured(
     for name, value in options.items():
         owner = owner_of(name, cls)
         if owner is None:
-            known = ", ".join([*others, *options_of(cls)])
-            raise ModelError(f"there is no option {name!r}; there are {known}")
+            known = near_or_all(name, [*others, *options_of(cls)])
+            raise ModelError(f"there is no option {name!r}{known}")
         if owner is cls:
             given[name] = value
         elif value != options_of(owner)[name].default:

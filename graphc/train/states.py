@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, near_or_all
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Value, clone_graph, constant_op
@@ -69,7 +69,7 @@ def trainable(
     ModelError if a parameter is not f32, or there is no such loss.
     """
     if loss not in LOSSES:
-        raise ModelError(f"there is no loss {loss!r}; choose one of {', '.join(LOSSES)}")
+        raise ModelError(f"there is no loss {loss!r}{near_or_all(loss, LOSSES)}")
     model, names = to_train(model, parameters)
     model, parts = with_channels(model, names, channels or "all")
     constants = {op.output.name: op for op in model.ops if op.name == "Constant"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, near_or_all
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.machine import PRECISIONS
 from graphc.train.loss_scale import SCALE, LossScale
@@ -215,7 +215,7 @@ class Step:
     def _fitting(known: Mapping[str, np.ndarray], name: str, value: Any) -> np.ndarray:
         array = np.asarray(value)
         if name not in known:
-            raise ModelError(f"there is no parameter {name!r}; there are {sorted(known)}")
+            raise ModelError(f"there is no parameter {name!r}{near_or_all(name, sorted(known))}")
         if array.shape != known[name].shape:
             raise ModelError(f"{name} has shape {known[name].shape}, found {array.shape}")
         return array.astype(known[name].dtype, copy=False)
@@ -356,7 +356,7 @@ def _parts(arrays: Arrays, count: int) -> list[tuple[Arrays, float]]:
 
 def _named(what: str, known: Mapping[str, Loss], name: str) -> Loss:
     if name not in known:
-        raise ModelError(f"there is no {what} {name!r}; choose one of {', '.join(known)}")
+        raise ModelError(f"there is no {what} {name!r}{near_or_all(name, known)}")
     return known[name]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, near_or_all
 from graphc.ir.machine import Machine
 
 PAIRS = "smlad"  # four products of bytes are two instructions of pairs
@@ -53,5 +53,5 @@ CPUS = {
 def cpu_of(name: str) -> Cpu:
     """The processor of that name; ModelError if there is none."""
     if name not in CPUS:
-        raise ModelError(f"there is no processor {name!r}; there are {', '.join(CPUS)}")
+        raise ModelError(f"there is no processor {name!r}{near_or_all(name, CPUS)}")
     return CPUS[name]

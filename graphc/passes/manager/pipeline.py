@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, near_or_all
 from graphc.passes.manager.base import PASSES, Pass, establishing
 from graphc.passes.manager.contracts import check_order
 from graphc.passes.rewriter import RULES, Rewrite
@@ -26,8 +26,8 @@ def make_pass(name: str, options: dict[str, Any] | None = None) -> Pass:
     if cls is None and name in RULES:
         cls, options = Rewrite, {"rules": [name], **options}
     if cls is None:
-        known = ", ".join(sorted([*PASSES, *RULES]))
-        raise ModelError(f"there is no pass or rule {name!r}; there are {known}")
+        known = near_or_all(name, sorted([*PASSES, *RULES]))
+        raise ModelError(f"there is no pass or rule {name!r}{known}")
     accepted = {f.name for f in dataclasses.fields(cls) if f.init}
     wrong = [key for key in options if key not in accepted]
     if wrong:
