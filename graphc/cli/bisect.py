@@ -19,6 +19,7 @@ from graphc.cli.options import (
     settings_options,
     target_of,
 )
+from graphc.cli.output import add_json, answer
 
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
@@ -44,6 +45,7 @@ def add(commands: Any) -> None:
     add_passes(parser)
     add_tolerance(parser)
     add_feeds(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,8 +72,6 @@ def run(args: argparse.Namespace) -> int:
         culprit = bisect(
             graph, inputs, passes, tolerance=rtol(args, target), execute=execute, target=target
         )
-    if culprit is None:
-        print("the output is right after every rewrite")
-        return 0
-    print(culprit)
-    return 1
+    data = {"model": model.path.stem, "culprit": None if culprit is None else str(culprit)}
+    answer(args, data, str(culprit or "the output is right after every rewrite"))
+    return 0 if culprit is None else 1

@@ -19,6 +19,7 @@ from graphc.cli.options import (
     settings,
     target_of,
 )
+from graphc.cli.output import Written, add_json, answer
 from graphc.cli.resume import PHASES as RESUMABLE
 from graphc.errors import ModelError, UnsupportedError, did_you_mean
 from graphc.ir.phases import PHASES
@@ -99,6 +100,7 @@ def add(commands: Any) -> None:
                         f"{', '.join(RESUMABLE)}; the text of a graph says so itself, unless it is "
                         "written by hand or goes back to an earlier phase")  # fmt: skip
     add_passes(parser)
+    add_json(parser)
     parser.add_argument(
         "--dump-to", metavar="DIR", type=filename, help="write the graph after every pass"
     )
@@ -117,7 +119,9 @@ def run(args: argparse.Namespace) -> int:
     from graphc.passes.manager.hooks import Dump
     from graphc.passes.manager.journal import Journal
 
-    form = _form(args)
+    form, start = _form(args), time.perf_counter()
+    if args.json and form is not None and not args.output:
+        raise ModelError("--json: goes with -o OUT or with the summary, since --emit prints a text")
     args.target = _maker(form, args)
     target = target_of(args)
     if form is not None or not args.output:
@@ -125,8 +129,12 @@ def run(args: argparse.Namespace) -> int:
     if form is not None and form in target.forms:
         target = target.shown(form)
     _check_rules(args.explain)
+    written = Written(args.output) if args.output else None
     if args.start_from == "planned":
-        return _from_program(args, form, target)
+        _from_program(args, form, target)
+        if written:
+            _answer(args, start, written)
+        return 0
     hooks = [Dump(args.dump_to)] if args.dump_to else []
     context = Context(journal=Journal() if args.explain else None)
     asked = settings(args, target, hooks=hooks, context=context)
@@ -137,8 +145,10 @@ def run(args: argparse.Namespace) -> int:
     elif args.output:
         _save(job, args.output)
     else:
-        _report(job)
-    printed = form is not None and args.output is None
+        _report(job, args)
+    if written:
+        _answer(args, start, written)
+    printed = args.json or form is not None and args.output is None
     for name in args.explain:
         text = job.settings.context.explain(name)
         print(text, file=sys.stderr if printed else sys.stdout)
@@ -159,14 +169,20 @@ def _resume(model: Model, args: argparse.Namespace) -> None:
         )
 
 
-def _from_program(args: argparse.Namespace, form: str | None, target: Target) -> int:
+def _answer(args: argparse.Namespace, start: float, written: Written) -> None:
+    """Tells what was written."""
+    about = {"model": Path(args.model).stem, "target": args.target,
+             "seconds": round(time.perf_counter() - start, 3)}  # fmt: skip
+    answer(args, {**about, **written.data}, str(written))
+
+
+def _from_program(args: argparse.Namespace, form: str | None, target: Target) -> None:
     """Goes on from a planned program in text."""
     from graphc.cli.resume import compile_program
 
     program = compile_program(args, form, target)
     if form is None and not args.output:
-        _tell(program)
-    return 0
+        answer(args, {"model": program.name, "programs": [_data(program)]}, _text(program))
 
 
 def _check_unused(args: argparse.Namespace, target: Target) -> None:
@@ -277,7 +293,7 @@ def _is_known(suffix: str) -> bool:
     return suffix in _suffixes() or any(suffix in cls.files for cls in TARGETS.values())
 
 
-def _report(job: Job) -> None:
+def _report(job: Job, args: argparse.Namespace) -> None:
     """Compiles, and tells what the model came to."""
     from graphc.analysis.text import duration
     from graphc.cli.output import note, progress
@@ -288,20 +304,33 @@ def _report(job: Job) -> None:
     start = time.perf_counter()
     with progress(f"compiling {job.model.path.name} for {job.target.name}"):
         job.compiled()
-    taken = duration(time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    data = {"model": job.name, "target": job.target.name, "seconds": round(seconds, 3),
+            "programs": list(map(_data, programs))}  # fmt: skip
     if not programs:
         note("shapes depend on inputs: compiled when it is run (pin them with --dim, --shape)")
-        return
-    for program in programs:
-        _tell(program)
-    print(f"compiled for {job.target.name} in {taken}")
+    ending = [f"compiled for {job.target.name} in {duration(seconds)}"] if programs else []
+    answer(args, data, "\n".join([*map(_text, programs), *ending]))
 
 
-def _tell(program: Program) -> None:
-    """Prints what a model came to."""
+def _data(program: Program) -> dict[str, Any]:
+    """What a model came to; bytes at the largest sizes."""
+    return {
+        "name": program.name,
+        "steps": len(program.steps),
+        "kernels": len(program.kernels),
+        "constant_bytes": sum(c.nbytes for c in program.constants),
+        "arena_bytes": program.arena_bytes,
+        "least_arena_bytes": program.arena_lower_bound,
+    }
+
+
+def _text(program: Program) -> str:
     from graphc.analysis.text import nbytes
 
-    constants = sum(c.nbytes for c in program.constants)
-    print(f"{program.name}: {len(program.steps)} steps of {len(program.kernels)} kernels, "
-          f"constants {nbytes(constants)}, arena {nbytes(program.arena_bytes)} "
-          f"(at least {nbytes(program.arena_lower_bound)})")  # fmt: skip
+    of = _data(program)
+    return (
+        f"{of['name']}: {of['steps']} steps of {of['kernels']} kernels, "
+        f"constants {nbytes(of['constant_bytes'])}, arena {nbytes(of['arena_bytes'])} "
+        f"(at least {nbytes(of['least_arena_bytes'])})"
+    )

@@ -18,10 +18,12 @@ from graphc.cli.options import (
     pipeline,
     rtol,
 )
+from graphc.cli.output import Written, add_json, answer
 from graphc.errors import ModelError
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
+    from graphc.ir.compare import Agreement
     from graphc.ir.graph import Graph
 
 PASSES = "canonicalise, cse, dce"
@@ -54,6 +56,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--verify", action="store_true", help="compare the two in ONNX Runtime")
     add_tolerance(parser)
     add_feeds(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,12 +77,20 @@ def run(args: argparse.Namespace) -> int:
         graph = _typed(model, settings.passes)
         before = _counts(model.graph)
         optimise(graph, settings)
-    if args.verify and not _verify(model, graph, args):
-        print(f"FAILED: {args.output} is not written")
-        return 1
+    worst = _worst(model, graph, args) if args.verify else None
+    data: dict[str, Any] = {"model": model.path.stem, "before": before, "after": _counts(graph)}
+    text = ""
+    if worst is not None:
+        data |= {"error": worst.error, "passed": worst.within(rtol(args, "onnxruntime"))}
+        text = f"largest error {worst.error:.2g} ({worst.name}) {worst.problem}".rstrip() + "\n"
+        if not data["passed"]:
+            answer(args, data, f"{text}FAILED: {args.output} is not written")
+            return 1
+    written = Written(args.output)
     with progress(f"writing {args.output}"):
         export_onnx(graph, args.output)
-    _tell(before, _counts(graph))
+    text += _changes(before, data["after"])
+    answer(args, {**data, **written.data}, f"{text}\n{written}".rstrip())
     return 0
 
 
@@ -104,15 +115,14 @@ def _counts(graph: Graph) -> Counter[str]:
     return Counter(op.name for op in graph.walk() if op.name != "Constant")
 
 
-def _tell(before: Counter[str], after: Counter[str]) -> None:
-    print(f"{before.total()} ops before, {after.total()} after")
+def _changes(before: Counter[str], after: Counter[str]) -> str:
     changed = [n for n in sorted({*before, *after}) if before[n] != after[n]]
-    for name in changed:
-        print(f"  {name}: {before[name]} -> {after[name]}")
+    lines = [f"  {name}: {before[name]} -> {after[name]}" for name in changed]
+    return "\n".join([f"{before.total()} ops before, {after.total()} after", *lines])
 
 
-def _verify(model: Model, graph: Graph, args: argparse.Namespace) -> bool:
-    """Whether the graph gives what the model does in ONNX Runtime; tells the largest error."""
+def _worst(model: Model, graph: Graph, args: argparse.Namespace) -> Agreement:
+    """The output that is farthest from what the model gives in ONNX Runtime."""
     from graphc.cli.runs import contender
     from graphc.ir.compare import agreements
     from graphc.verify import onnxruntime
@@ -120,6 +130,4 @@ def _verify(model: Model, graph: Graph, args: argparse.Namespace) -> bool:
     feeds = model.feeds(args.seed)
     expected = contender(model, "onnxruntime")(feeds)
     outputs = onnxruntime(graph)(feeds)
-    worst = max(agreements(model.graph.output_names, outputs, expected), key=lambda a: a.error)
-    print(f"largest error {worst.error:.2g} ({worst.name}) {worst.problem}".rstrip())
-    return worst.within(rtol(args, "onnxruntime"))
+    return max(agreements(model.graph.output_names, outputs, expected), key=lambda a: a.error)

@@ -19,6 +19,7 @@ from graphc.cli.options import (
     run_options,
     settings_options,
 )
+from graphc.cli.output import Written, add_json, answer
 from graphc.errors import ModelError
 from graphc.targets import DEFAULT
 
@@ -50,6 +51,7 @@ def add(commands: Any) -> None:
     add_target(parser, INTERPRETER)
     add_feeds(parser)
     add_limits(parser)
+    add_json(parser)
     parser.add_argument(
         "-o", "--output", metavar="OUT.npz", type=filename, help="the file to write outputs to"
     )
@@ -58,11 +60,15 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     names, outputs = _run_saved(args) if args.model.endswith(".gcm") else _run_model(args)
+    data: dict[str, Any] = {"model": Path(args.model).stem}
     if args.output:
+        written = Written(args.output)
         _save(args.output, names, outputs)
-    else:
-        for name, value in zip(names, outputs):
-            print(f"{name}: {describe(value)}")
+        answer(args, {**data, **written.data}, str(written))
+        return 0
+    texts = [f"{name}: {describe(value)}" for name, value in zip(names, outputs)]
+    told = {name: as_data(value) for name, value in zip(names, outputs)} if args.json else {}
+    answer(args, {**data, "outputs": told}, "\n".join(texts))
     return 0
 
 
@@ -151,6 +157,26 @@ def _save(path: str, names: list[str], outputs: list[Any]) -> None:
 
 def _storable(array: Any) -> Any:
     return array.astype(str) if array.dtype.kind == "O" else array
+
+
+def as_data(value: Any) -> Any:
+    """An output as JSON has it: type, shape and elements; of a sequence or a map its members."""
+    from graphc.ir import dtypes
+
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return list(map(as_data, value))
+    if isinstance(value, dict):
+        return {str(key): float(number) for key, number in value.items()}
+    dtype = dtypes.of(value.dtype)
+    if dtype.kind == "complex":
+        values: list[Any] = [[float(x.real), float(x.imag)] for x in value.reshape(-1)]
+    elif dtype.is_number and not dtype.is_integer:
+        values = [float(x) for x in value.reshape(-1)]
+    else:
+        values = [int(x) if dtype.is_integer else x for x in value.reshape(-1).tolist()]
+    return {"type": str(dtype), "shape": list(value.shape), "values": values}
 
 
 def describe(value: Any) -> str:

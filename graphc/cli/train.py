@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.options import command, examples, filename, positive
+from graphc.cli.output import Written, add_json, answer
 from graphc.cli.training import add_schedule, add_step, optimizer_of
 from graphc.errors import ModelError
 
@@ -89,6 +90,7 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help="go on from the checkpoint, if it is there")
     add("--csv", metavar="FILE.csv", type=filename, help="a row for each step")
     add("--tensorboard", metavar="DIR", type=filename, help="event files of TensorBoard")
+    add_json(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
 
 
@@ -108,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         validation = Data.open(args.validation, graph.params, data.names[-1])
     step, plan = _step(graph, data, args), _plan(args)
     fitting = Fitting(step, data, plan, validation)
-    if args.resume and fitting.resume() and not args.quiet:
+    if args.resume and fitting.resume() and not (args.quiet or args.json):
         print(f"goes on after step {step.count}, from {args.checkpoint}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         fitting.parallel = DataParallel(step)
@@ -117,7 +119,10 @@ def run(args: argparse.Namespace) -> int:
     logs = _logs(args, fitting) if fitting.is_first else []
     fitting.run(logs, progress.step, progress.epoch)
     if fitting.is_first:
+        written = Written(args.output)
         _write(step, args.output)
+        done = {"model": Path(args.model).stem, "steps": step.count, "epochs": progress.epochs}
+        answer(args, {**done, **written.data}, "" if args.quiet else str(written))
     return 0
 
 
@@ -221,6 +226,7 @@ class _Progress:
         self.args, self.per_epoch = args, per_epoch
         self.is_shown = sys.stderr.isatty() and not args.quiet
         self.start = self.last = time.perf_counter()
+        self.epochs: list[dict[str, Any]] = []
 
     def step(self, count: int, total: int, result: Result) -> None:
         now = time.perf_counter()
@@ -231,7 +237,9 @@ class _Progress:
             print(f"{text}, {left:.0f} s left", end="", file=sys.stderr, flush=True)
 
     def epoch(self, epoch: Epoch) -> None:
-        if self.args.quiet:
+        losses = {"training": epoch.training, "validation": epoch.validation or None}
+        self.epochs.append({"epoch": epoch.number, **losses})
+        if self.args.quiet or self.args.json:
             return
         if self.is_shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

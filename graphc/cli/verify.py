@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from graphc.cli.options import (
     settings,
     settings_options,
 )
+from graphc.cli.output import add_json, answer
 from graphc.targets.base import nonnegative
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ def add(commands: Any) -> None:
                         help="steps that quantised outputs may differ by (default: 1)")  # fmt: skip
     add_feeds(parser)
     add_limits(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,15 +105,17 @@ def run(args: argparse.Namespace) -> int:
             told[n] = f"{'ok' if within[n] else 'differs'}: {judged[n].told(steps[n])}"
     rows = [("output", "error", "")]
     rows += [(o.name, f"{o.error:.2g}", text) for o, text in zip(compared, told)]
-    print(table(rows))
     title = who if isinstance(who, str) else who.title
     summary = f"{title} against {args.against}, rtol {allowed:g}"
+    verdict = f"passed: {summary}: {len(compared)} outputs agree"
     if not all(within):
         failed = within.count(False)
-        print(f"FAILED: {summary}: {failed} of {len(compared)} outputs differ")
-        return 1
-    print(f"passed: {summary}: {len(compared)} outputs agree")
-    return 0
+        verdict = f"FAILED: {summary}: {failed} of {len(compared)} outputs differ"
+    data = [{"name": o.name, "error": o.error, "agrees": fine, "told": text}
+            for o, fine, text in zip(compared, within, told)]  # fmt: skip
+    about = {"model": model.path.stem, "target": title, "against": args.against, "rtol": allowed}
+    answer(args, {**about, "passed": all(within), "outputs": data}, f"{table(rows)}\n{verdict}")
+    return 0 if all(within) else 1
 
 
 def _unoptimised(
@@ -128,7 +134,16 @@ def _compared(target: Target, model: Model, feeds: Feeds, args: argparse.Namespa
     """The exit code of the target's own comparison, if it has one."""
     from graphc.cli.runs import Job
 
-    return target.compared(Job(model, target, settings(args, target)), feeds, args.rtol)
+    job = Job(model, target, settings(args, target))
+    if not args.json:
+        return target.compared(job, feeds, args.rtol)
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        code = target.compared(job, feeds, args.rtol)
+    if code is not None:
+        told = text.getvalue().strip()
+        answer(args, {"model": model.path.stem, "passed": code == 0, "told": told}, "")
+    return code
 
 
 def _alone(target: Target, model: Model, feeds: Feeds, args: argparse.Namespace) -> list[Any]:

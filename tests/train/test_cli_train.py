@@ -50,8 +50,8 @@ FIT = [*BASE, "--epochs", 4, "--rate", 0.02, "-o", "trained.onnx"]
 def test_it_learns(capsys, model):
     out = ok(capsys, "train", model, *FIT, "--validation", "test.npz", "--csv", "run.csv")
     lines = out.splitlines()
-    assert len(lines) == 4 and lines[-1].startswith("epoch 4 of 4: loss ")
-    assert float(lines[-1].split("; validation: ")[1].split("accuracy ")[1].split()[0]) > 0.8
+    assert len(lines) == 5 and lines[-2].startswith("epoch 4 of 4: loss ")
+    assert float(lines[-2].split("; validation: ")[1].split("accuracy ")[1].split()[0]) > 0.8
     test = samples(100, 1)
     scores = graphc.compile("trained.onnx").run([test["x"]])[0]
     assert (scores.argmax(1) == test["label"]).mean() > 0.8
@@ -167,7 +167,7 @@ def test_a_finished_run_has_nothing_left_to_do(capsys, model):
     ok(capsys, "train", model, *FIT, *more)
     shutil.move("trained.onnx", "first.onnx")
     out = ok(capsys, "train", model, *FIT, *more)
-    assert out == "goes on after step 40, from run.npz\n"
+    assert out.startswith("goes on after step 40, from run.npz\nwrote trained.onnx (")
     assert Path("first.onnx").read_bytes() == Path("trained.onnx").read_bytes()
 
 

@@ -198,7 +198,7 @@ def test_files_of_parameters(tmp_path, suffix):
 
 
 def test_mistakes_of_modes_are_named(tmp_path):
-    with pytest.raises(graphc.ModelError, match="no metric 'f1'; choose one of accuracy"):
+    with pytest.raises(graphc.ModelError, match="no metric 'f1'; there are accuracy"):
         train.Step(network(), metrics=["f1"])
     with pytest.raises(graphc.ModelError, match="accumulate must be 1 or more, found 0"):
         train.Step(network(), accumulate=0)

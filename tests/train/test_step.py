@@ -203,7 +203,7 @@ def test_batches_of_other_sizes_go_on():
 
 def test_mistakes_are_named(tmp_path):
     graph = perceptron(**weights())
-    with pytest.raises(graphc.ModelError, match="no loss 'sse'; choose one of cross_entropy"):
+    with pytest.raises(graphc.ModelError, match="no loss 'sse'; did you mean 'mse'"):
         train.Step(graph, loss="sse")
     with pytest.raises(graphc.ModelError, match=r"no parameter matches 'v\*'; there are \['b1'"):
         train.Step(graph, parameters=["v*"])
