@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
@@ -91,6 +92,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", metavar="OUT", type=filename, help="the file or folder to write"
     )
+    parser.add_argument("--name", type=_name, metavar="NAME",
+                        help="what files and functions in a folder are called (default: as the "
+                        "model's file)")  # fmt: skip
     forms = dict.fromkeys(name for cls in TARGETS.values() for name in cls.forms)
     parser.add_argument("--emit", choices=(*FORMS, *forms), help="the form to print or write")
     parser.add_argument("--stop-after", choices=PHASES, metavar="PHASE",
@@ -111,6 +115,15 @@ def add(commands: Any) -> None:
     )  # fmt: skip
 
 
+def _name(text: str) -> str:
+    """An identifier of C."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", text):
+        raise argparse.ArgumentTypeError(
+            f"expected a letter, and up to 39 more letters, digits and _, found {text!r}"
+        )
+    return text
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc.cli.models import open_model
@@ -129,6 +142,10 @@ def run(args: argparse.Namespace) -> int:
     if form is not None and form in target.forms:
         target = target.shown(form)
     _check_rules(args.explain)
+    if args.name and (
+        form is not None or not args.output or Path(args.output).suffix in target.files
+    ):
+        raise ModelError("--name: goes with a folder: -o FOLDER, and --target c or cuda")
     written = Written(args.output) if args.output else None
     if args.start_from == "planned":
         _from_program(args, form, target)
@@ -138,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     hooks = [Dump(args.dump_to)] if args.dump_to else []
     context = Context(journal=Journal() if args.explain else None)
     asked = settings(args, target, hooks=hooks, context=context)
-    job = Job(open_model(args), target, asked)
+    job = Job(open_model(args), target, asked, args.name or "")
     _resume(job.model, args)
     if form is not None:
         _emit(job, form, args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,17 @@ class Model:
         """Keyword arguments for graphc.compile."""
         shapes = {n: np.shape(v) for n, v in self.given.items() if isinstance(v, np.ndarray)}
         return {"shapes": {**shapes, **self.shapes}, "dims": self.dims, "values": self.values}
+
+    def pin_options(self) -> list[str]:
+        """What is pinned, as options of the command line; contents by their digest."""
+        texts = [f"--shape {n}={','.join(map(str, s))}" for n, s in sorted(self.shapes.items())]
+        for name, size in sorted(self.dims.items()):
+            extent = "..".join(map(str, size)) if isinstance(size, tuple) else size
+            texts.append(f"--dim {name}={extent}")
+        for name, array in sorted(self.values.items()):
+            digest = hashlib.sha256(repr(array.tolist()).encode()).hexdigest()
+            texts.append(f"--set {name}=sha256:{digest[:16]}")
+        return texts
 
     def pinned(self) -> Graph:
         """The graph with everything pinned."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli import emit
-from graphc.cli.options import INTERPRETER
+from graphc.cli.options import INTERPRETER, option_name
 from graphc.cli.output import note, progress
 from graphc.errors import UnsupportedError
+from graphc.targets import options_of
 
 if TYPE_CHECKING:
     from graphc.backends.micro_c.joined import Training
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Peaks
     from graphc.ir.program import Program
+    from graphc.provenance import Provenance
     from graphc.runtime.compiled import CompiledModel
     from graphc.targets import Target
     from graphc.verify import Run
@@ -32,10 +34,35 @@ class Job:
     model: Model
     target: Target
     settings: Settings
+    named: str = ""
 
     @property
     def name(self) -> str:
-        return self.model.path.stem
+        return self.named or self.model.path.stem
+
+    @property
+    def provenance(self) -> Provenance:
+        from graphc.provenance import Provenance
+
+        return Provenance.of(self.model.path, self._options())
+
+    def _options(self) -> str:
+        """The options that decide what is compiled, as the command line has them."""
+        given = [f"--target {self.target.name}"]
+        for name, option in options_of(type(self.target), "compile").items():
+            value = getattr(self.target, name)
+            if value != option.default:
+                flag = option_name(name)
+                off = f"--no-{flag[2:]}"
+                given.append(
+                    (flag if value else off) if isinstance(value, bool) else f"{flag} {value}"
+                )
+        given += [f"--{name} {value}" for name, value in (
+            ("name", self.named), ("checks", self.settings.checks),
+            ("specialise", self.settings.specialise),
+            ("passes", self.settings.passes),
+        ) if value and value not in ("on", "auto")]  # fmt: skip
+        return " ".join([*given, *self.model.pin_options()])
 
     @property
     def closed(self) -> bool:

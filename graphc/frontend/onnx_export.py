@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
+from graphc import __version__
 from graphc.errors import InternalError, ModelError, UnsupportedError
 from graphc.files import check_folder, write_bytes, writing
 from graphc.frontend import opsets
@@ -92,7 +93,7 @@ class _Exporter:
         inputs = [self._info(p, self._claim(p, p.name or f"input{p.index}")) for p in graph.params]
         results = [value for _, value in own_results(graph)]
         outputs = self._name_outputs()
-        model = ModelProto(producer_name="graphc")
+        model = ModelProto(producer_name="graphc", producer_version=__version__)
         model.graph.name = graph.name
         proto = self._fill(graph, model.graph, {})
         taken = {info.name for info in inputs}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from graphc.ir.program import Program
     from graphc.passes.lower.program import Conventions, Strategy
     from graphc.passes.manager.base import Pass
+    from graphc.provenance import Provenance
     from graphc.runtime.compiled import CompiledModel
     from graphc.runtime.plans import CompileStatic, Executable
     from graphc.runtime.readings import Recorder
@@ -270,7 +271,11 @@ class Job(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the model's file, without its suffix."""
+        """What files and functions are called: --name, or the model's file without its suffix."""
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """What files say of where they come from."""
 
     @property
     def closed(self) -> bool:

@@ -186,7 +186,7 @@ class Cuda(Rounding):
         if not known:
             job.note(f"no machine code is made: {missing()}")
             wanted = []
-        files = bundle_files(emit(job.program()), wanted, job.name)
+        files = bundle_files(emit(job.program()), wanted, job.name, job.provenance)
         with atomic_folder(path, stale=f"{CODE}*") as temporary:
             for name, contents in files.items():
                 (temporary / name).parent.mkdir(exist_ok=True)

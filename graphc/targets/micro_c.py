@@ -242,6 +242,7 @@ class MicroC(Trains):
         chosen = self.code(
             name=job.name, weights_as=self.weights_as, samples=samples, tolerance=self.tolerance,
             package=self.package, board=self.board, training=training,
+            provenance=job.provenance,
         )  # fmt: skip
         self._check_budgets(program, chosen)
         with atomic_folder(path) as temporary:

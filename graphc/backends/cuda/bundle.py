@@ -35,6 +35,7 @@ from graphc.backends.cuda.machine_code import FORMS, machine_code
 from graphc.backends.cuda.runtime.artifact import plan_digest
 from graphc.backends.cuda.schedule import schedule
 from graphc.ir import dtypes
+from graphc.provenance import Provenance
 
 ALIGNMENT = 256  # of constants, as memory comes from the driver
 CODE = "kernels.sm_"  # what the names of machine code begin with
@@ -42,19 +43,24 @@ PACKAGE = "graphc_cuda"  # what the runtime is called beside a model
 READ = (".bin", ".py", *(f".{form}" for form in FORMS))  # suffixes of what is read to run a model
 
 
-def bundle_files(source: CudaSource, archs: Sequence[str] = (), name: str = "") -> dict[str, bytes]:
+def bundle_files(
+    source: CudaSource,
+    archs: Sequence[str] = (),
+    name: str = "",
+    provenance: Provenance | None = None,
+) -> dict[str, bytes]:
     """Contents by file name; errors as `machine_code` if architectures are given.
 
-    `name` prefixes files and functions (default: the program's).
+    `name` prefixes files and functions (default: the program's). With `provenance` texts say where
+    they come from.
     """
     name = bundle_name(name or source.program.name, taken=["graphc_model"])
     plan, weights = launch_plan(source)
-    files = {
-        "kernels.cu": source.text.encode(),
-        "weights.bin": weights,
-        **{path: text.encode() for path, text in python_files(name, plan).items()},
-        **{path: text.encode() for path, text in cpp_files(name, plan, archs, weights).items()},
-    }
+    texts = {"kernels.cu": source.text, **python_files(name, plan)}
+    texts |= cpp_files(name, plan, archs, weights)
+    if provenance is not None:
+        texts = {path: provenance.stamped(path, text) for path, text in texts.items()}
+    files = {"weights.bin": weights, **{path: text.encode() for path, text in texts.items()}}
     for module in sorted(Path(runtime.__file__).parent.glob("*.py")):
         files[f"{PACKAGE}/{module.name}"] = module.read_bytes()
     files[f"{PACKAGE}/digests.py"] = Path(digests.__file__).read_bytes()

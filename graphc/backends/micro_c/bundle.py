@@ -12,6 +12,7 @@ that it may run from several threads with an arena each. The text depends on the
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from graphc.backends.micro_c.model import Model
 from graphc.backends.micro_c.packages import package
 from graphc.errors import ModelError
 from graphc.ir.program import Program
+from graphc.provenance import Provenance
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class BundleOptions:
     the output's type). `cpu` is the processor that the program was made for (cpus.py), which the
     documents tell, `package` the ecosystem that the files are laid out for (packages.py), and
     `board` the emulated one that the test is made an image for (boards). `opt` is what the program
-    was made for (goals.py). `training` tells which part of the program trains (joined.py)."""
+    was made for (goals.py). `training` tells which part of the program trains (joined.py), and
+    `provenance` what the files say of where they come from."""
 
     name: str = ""
     libm: bool | None = None
@@ -53,6 +56,7 @@ class BundleOptions:
     board: str | None = None
     opt: str = SPEED.name
     training: Training | None = None
+    provenance: Provenance | None = None
 
 
 Files = dict[str, str | bytes]
@@ -76,7 +80,22 @@ def bundle(program: Program, options: BundleOptions | None = None) -> Files:
         files[f"{name}_test.c"] = self_test.self_test(model, inputs, outputs, options.tolerance)
     if options.board is not None:
         files |= firmware_files(BOARDS[options.board], name, model.sources)
-    return files if options.package is None else package(model, files, options.package)
+    if options.package is not None:
+        files = package(model, files, options.package)
+    return files if options.provenance is None else _stamped(files, options.provenance)
+
+
+def _stamped(files: Files, provenance: Provenance) -> Files:
+    """The files, each with what made it."""
+    stamped = {
+        name: provenance.stamped(name, text) if isinstance(text, str) else text
+        for name, text in files.items()
+    }
+    for name, text in files.items():
+        if name.endswith("report.json"):
+            made = {**json.loads(text), "made_by": provenance.data}
+            stamped[name] = json.dumps(made, indent=1) + "\n"
+    return stamped
 
 
 def code_files(model: Model) -> Files:
