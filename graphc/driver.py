@@ -31,6 +31,7 @@ from graphc.passes.rewriter import RULES
 from graphc.passes.scans import walk_rows
 from graphc.passes.specialise import pin, specialise
 from graphc.plugins import load_installed
+from graphc.progress import counted
 from graphc.runtime.compiled import CompiledModel
 from graphc.runtime.exchange import as_numpy
 from graphc.runtime.plans import CompileStatic
@@ -232,7 +233,7 @@ def optimise(
         passes = OPTIMISING if target is None else target.pipeline()
     hooks = usual_hooks(settings.context, settings.hooks)
     manager = PassManager(settings.pipeline(passes), hooks)
-    for step in manager.remaining(graph):
+    for step in counted("optimising", manager.remaining(graph)):
         if until and graph.reached(until):
             break
         manager.step(step, graph, context)

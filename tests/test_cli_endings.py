@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from onnx import helper
 
 from graphc.cli.output import progress
 from graphc.files import atomic
+from graphc.progress import tell
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -87,12 +89,36 @@ def test_files_are_whole_or_not_there(tmp_path):
 
 def test_progress_is_for_terminals(capsys, monkeypatch):
     with progress("working"):
-        pass
+        tell("part", 1, 2)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress("working"):
-        pass
-    assert "working ..." in capsys.readouterr().err
+        tell("part", 1, 2)
+    assert "working" not in capsys.readouterr().err  # it was over at once
+    monkeypatch.setattr("graphc.cli.output.DELAY", 0)
+    with progress("working"):
+        tell("part", 1, 2)
+    told = capsys.readouterr()
+    assert "working: part:  50 %|" in told.err and told.out == ""
+    assert re.search(r"working: \d\.\d s\n$", told.err)
+
+
+def test_progress_by_the_clock(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("graphc.cli.output.DELAY", 0)
+    monkeypatch.setattr("graphc.cli.output.EVERY", 0.01)
+    with progress("measuring", seconds=0.01):
+        time.sleep(0.1)
+    assert "measuring: 100 %|" in capsys.readouterr().err
+
+
+def test_commands_tell_how_far_they_are(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("graphc.cli.output.DELAY", 0)
+    code, out, err = graphc(capsys, "compile", DIGITS, "--dim", "N=3", "--json")
+    assert code == 0 and json.loads(out)
+    phases = re.findall(r"compiling digits_cnn.onnx for cpu: ([a-z ]+):", err)
+    assert {"optimising", "making kernels", "preparing kernels"} <= set(phases)
 
 
 def test_interruption(capsys, tmp_path, monkeypatch):

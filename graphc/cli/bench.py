@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.against != "none":
         runs[args.against] = contender(model, args.against, **settings_options(args))
         outputs[args.against] = runs[args.against](feeds)
-    with progress(f"timing {model.path.name}"):
+    with progress(f"timing {model.path.name}", args.seconds):
         times = measure({k: partial(f, feeds) for k, f in runs.items()}, args.seconds)
     result: dict[str, Any] = {"model": model.path.stem, "target": args.target,
                               "threads": args.threads, "compile_s": round(ready, 3)}  # fmt: skip

@@ -22,6 +22,7 @@ from graphc.cli.options import (
     target_of,
 )
 from graphc.errors import ModelError
+from graphc.progress import counted
 from graphc.targets.base import nonnegative
 
 if TYPE_CHECKING:
@@ -210,7 +211,8 @@ def _samples(model: Model, args: argparse.Namespace) -> Iterator[dict[str, Any]]
             f"another number with --samples, or another batch with --batch or --dim"
         )
     batches = data.batches(size)
-    named = (dict(zip(data.names, next(batches))) for _ in range(count // size))
+    runs = counted("samples", range(count // size))
+    named = (dict(zip(data.names, next(batches))) for _ in runs)
     begun = next(named)
     model.shapes = {**{name: array.shape for name, array in begun.items()}, **model.shapes}
     return _chained(begun, named)

@@ -8,10 +8,13 @@ import contextlib
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from graphc.progress import heard_by
 
 
 def note(text: str) -> None:
@@ -19,19 +22,49 @@ def note(text: str) -> None:
     print(f"graphc: {text}", file=sys.stderr)
 
 
+DELAY = 1.0  # seconds: what is over before is not shown
+EVERY = 0.25  # seconds between two looks at the clock
+BAR = "{desc}: {percentage:3.0f} %|{bar:24}| {elapsed}"
+PLAIN = "{desc} ... {elapsed}"
+
+
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[None]:
-    """Names what is being done while it lasts, if a person watches."""
-    shown = sys.stderr.isatty()
-    if shown:
-        print(f"{what} ...", end="", file=sys.stderr, flush=True)
-    start = time.perf_counter()
-    try:
+def progress(what: str, seconds: float = 0.0) -> Iterator[None]:
+    """Shows what is being done while it lasts, its phases and how far they are, if a person watches
+    and it takes over a second; with `seconds` by the clock. Then how long it took."""
+    if not sys.stderr.isatty():
         yield
-    finally:
-        if shown:
-            seconds = time.perf_counter() - start
-            print(f"\r\x1b[K{what}: {seconds:.1f} s", file=sys.stderr, flush=True)
+        return
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # no thread of its own
+    start, ended = time.perf_counter(), threading.Event()
+    with tqdm(total=100, desc=what, bar_format=PLAIN, leave=False, file=sys.stderr,
+              dynamic_ncols=True, delay=DELAY, mininterval=0, miniters=0) as bar:  # fmt: skip
+
+        def show(phase: str, done: float, total: float) -> None:
+            bar.bar_format = BAR if total else PLAIN
+            bar.desc = f"{what}: {phase}" if phase else what
+            bar.update(100 * min(done / total, 1) - bar.n if total else 0)
+
+        def watch() -> None:
+            while not ended.wait(EVERY):
+                if seconds:
+                    show("", time.perf_counter() - start, seconds)
+                else:
+                    bar.update(0)  # the clock goes on
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            with heard_by(show):
+                yield
+        finally:
+            ended.set()
+            watcher.join()
+    taken = time.perf_counter() - start
+    if taken >= DELAY:
+        print(f"{what}: {taken:.1f} s", file=sys.stderr, flush=True)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -176,7 +176,7 @@ def _measured(
         compiled = job.compiled()
     seconds = time.perf_counter() - start
     plan = Plan(args.seconds, args.runs, args.warm_up, args.streams, ROOM if args.trace else 0)
-    with progress(f"running {model.path.name}"):
+    with progress(f"running {model.path.name}", 0 if args.runs else args.seconds):
         measured = measure(partial(compiled.run, feeds), recorder, plan)
         events = counted(partial(compiled.run, feeds), EVENT_RUNS)
     about = {

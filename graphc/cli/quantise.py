@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.options import add_model, command, examples, filename, positive, reader
+from graphc.cli.output import progress
 from graphc.errors import ModelError
 from graphc.targets.micro_c import CPUS, size
 
@@ -109,28 +109,28 @@ def run(args: argparse.Namespace) -> int:
     if output.suffix != ".onnx":
         raise ModelError(f"-o {output}: expected a name ending in .onnx")
     check_folder(output)
-    model, phases = open_model(args), _Phases()
-    quantised = quantise(
-        model.graph,
-        args.data,
-        calibration=args.calibration,
-        activations=args.activations,
-        weights=args.weights,
-        whole=args.integers,
-        samples=args.samples,
-        left_out=args.float,
-        keep_accuracy=args.keep_accuracy,
-        ram=args.ram,
-        flash=args.flash,
-        cpu=args.cpu,
-        labels=None if args.labels is None else load_npy(Path(args.labels)),
-        threads=args.threads,
-        progress=phases.begin,
-        **model.pins(),
-    )
-    phases.begin(f"writing {output}")
-    quantised.save(output)
-    phases.end()
+    model = open_model(args)
+    with contextlib.closing(_Phases()) as phases:
+        quantised = quantise(
+            model.graph,
+            args.data,
+            calibration=args.calibration,
+            activations=args.activations,
+            weights=args.weights,
+            whole=args.integers,
+            samples=args.samples,
+            left_out=args.float,
+            keep_accuracy=args.keep_accuracy,
+            ram=args.ram,
+            flash=args.flash,
+            cpu=args.cpu,
+            labels=None if args.labels is None else load_npy(Path(args.labels)),
+            threads=args.threads,
+            progress=phases.begin,
+            **model.pins(),
+        )
+        phases.begin(f"writing {output}")
+        quantised.save(output)
     if args.json:
         print(json.dumps(_report(quantised, output), indent=1))
         return 0
@@ -204,22 +204,16 @@ def _shortened(name: str, most: int = 48) -> str:
 
 
 class _Phases:
-    """Names what is being done, if a person watches."""
+    """Shows what is being done, one phase after the other."""
 
     def __init__(self) -> None:
-        self.shown = sys.stderr.isatty()
-        self.what, self.start = "", 0.0
+        self.shown = contextlib.ExitStack()
 
     def begin(self, what: str) -> None:
         """What goes on from now."""
-        self.end()
-        self.what, self.start = what, time.perf_counter()
-        if self.shown:
-            print(f"{what} ...", end="", file=sys.stderr, flush=True)
+        self.close()
+        self.shown.enter_context(progress(what))
 
-    def end(self) -> None:
+    def close(self) -> None:
         """The last one is over."""
-        if self.shown and self.what:
-            seconds = time.perf_counter() - self.start
-            print(f"\r\x1b[K{self.what}: {seconds:.1f} s", file=sys.stderr, flush=True)
-        self.what = ""
+        self.shown.close()

@@ -17,6 +17,7 @@ from graphc.ir.program import Program, shared_places
 from graphc.ir.scalar.functions import IN_ORDER
 from graphc.ir.scalar.narrow import BELOW_BYTES
 from graphc.passes.kernel.prepare import prepare_kernel
+from graphc.progress import counted, tell
 
 LACKS = BELOW_BYTES | {bf16}  # types that few CPUs convert in hardware
 PIPELINE = "light"  # of LLVM passes: vectors and tiles are explicit already
@@ -24,7 +25,8 @@ PIPELINE = "light"  # of LLVM passes: vectors and tiles are explicit already
 
 def llvm_text(program: Program, target: HostTarget | None = None, timed: bool = False) -> str:
     """The LLVM IR of a program; `timed`: with the function that times its steps too."""
-    prepared = {n: prepare_kernel(k, LACKS, IN_ORDER) for n, k in program.kernels.items()}
+    kernels = counted("preparing kernels", program.kernels.items())
+    prepared = {name: prepare_kernel(kernel, LACKS, IN_ORDER) for name, kernel in kernels}
     target = target or host_target()
     more = [partial(TimedSteps, counter=counter_of(target))] if timed else []
     return emit_program(replace(program, kernels=prepared), target.features, more)
@@ -37,6 +39,7 @@ def compile_program(
     it has the function that times steps (emit_timed.py) beside the one that runs them."""
     target = target or host_target()
     text = llvm_text(program, target, timed)
+    tell("generating machine code")
     code = cached_object(text, target, default_cache(), PIPELINE)
     return Image(
         program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),

@@ -57,6 +57,7 @@ from graphc.passes.lower.strategies.row_updates import lower_row_updates
 from graphc.passes.lower.transforms.numbers import Numbered, with_numbers_read
 from graphc.passes.lower.transforms.splitting import split_outputs
 from graphc.passes.manager.journal import Journal
+from graphc.progress import counted
 
 PREPARED = 1 << 24  # operations spent at compile time on what depends on constants alone
 WORTH = 256  # or so many per byte of these constants
@@ -164,7 +165,7 @@ class Lowering:
             self.storages[name].live_in = self.wanted.resident
         if not self.wanted.resident:
             self.reserve_outputs()
-        for op in self.graph.ops:
+        for op in counted("making kernels", self.graph.ops):
             if op.name != "Constant":
                 self.lower_op(op)
         self.finish_outputs()
