@@ -22,7 +22,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 from graphc.errors import ModelError, did_you_mean
 from graphc.frontend import dsl_trace as trace
@@ -57,6 +57,24 @@ class ElementType:
 
     def __repr__(self) -> str:
         return f"dsl.{self.dtype}"
+
+
+if TYPE_CHECKING:  # __getattr__ makes them
+    string: ElementType
+    f32: ElementType
+    f64: ElementType
+    f16: ElementType
+    bf16: ElementType
+    i8: ElementType
+    i16: ElementType
+    i32: ElementType
+    i64: ElementType
+    u8: ElementType
+    u16: ElementType
+    u32: ElementType
+    u64: ElementType
+    c64: ElementType
+    c128: ElementType
 
 
 def _dim(dim: Any) -> int | Expr:
@@ -154,7 +172,10 @@ def building(name: str = "main") -> Iterator[Building]:
 
 def graph(function: Callable | None = None, *, name: str = "", outputs: Sequence[str] = ()) -> Any:
     """Decorator that makes a function a Graph. Its parameters are the inputs, annotated with types;
-    it returns a tensor, several, or a dict of named ones. `outputs` names those without names."""
+    it returns a tensor, several, or a dict of named ones. `outputs` names those without names.
+
+    What type checkers take for the type of a parameter is `Annotated[dsl.Tensor, dsl.f32["N", 4]]`;
+    here it is the same as `dsl.f32["N", 4]`."""
     if function is None:
         return lambda f: graph(f, name=name, outputs=outputs)
     parameters = inspect.signature(function, eval_str=True).parameters.values()
@@ -163,9 +184,17 @@ def graph(function: Callable | None = None, *, name: str = "", outputs: Sequence
         for parameter in parameters:
             if parameter.annotation is parameter.empty:
                 raise ModelError(f"parameter {parameter.name!r} of {function.__name__} has no type")
-            arguments.append(made.input(parameter.name, parameter.annotation))
+            arguments.append(made.input(parameter.name, _declared(parameter.annotation)))
         made.output(**_named(function(*arguments), outputs))
     return made.graph
+
+
+def _declared(annotation: Any) -> Any:
+    """The type that an annotation gives, also as metadata of Annotated."""
+    if get_origin(annotation) is not Annotated:
+        return annotation
+    kinds = (ElementType, TensorType, SequenceType, OptionalType)
+    return next((m for m in annotation.__metadata__ if isinstance(m, kinds)), annotation)
 
 
 def _named(result: Any, names: Sequence[str]) -> dict[str, Any]:
