@@ -23,6 +23,7 @@ from graphc.cli import (
     bisect,
     compare,
     compile,
+    completion,
     explain,
     inspect,
     opt,
@@ -41,7 +42,7 @@ from graphc.plugins import load_file, load_installed
 
 COMMANDS = (
     compile, run, train, quantise, verify, compare, bench, profile, opt, inspect, explain, bisect,
-    replay,
+    replay, completion,
 )  # fmt: skip
 USER_ERROR = 2
 
