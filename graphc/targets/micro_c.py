@@ -103,6 +103,11 @@ class MicroC(Trains):
         "is a cross compiler for --cpu, and estimated if not", type=int, what="a number of bytes",
         metavar="256K", read=size, commands=("compile",),
     )  # fmt: skip
+    state: str | None = option(
+        None, "keep these inputs in a structure NAME_state; each run replaces them by outputs, "
+        "and NAME_reset starts again: for recurrent and streaming models",
+        metavar="H_IN=H_OUT,...", commands=("compile",),
+    )  # fmt: skip
     trace: str | None = option(
         None, "compare the CRCs in a device's log with the host's", metavar="LOG",
         commands=("verify",),
@@ -172,20 +177,24 @@ class MicroC(Trains):
         return strategies(self.processor, small=self.opt == "size")
 
     def conventions(self) -> Conventions:
+        from graphc.backends.micro_c.kept_state import pairs
         from graphc.passes.lower.program import Conventions
 
-        return Conventions(resident=self.io == "arena", in_order=True)
+        state = {} if self.state is None else pairs(self.state)
+        return Conventions(resident=self.io == "arena", in_order=True, state=state)
 
     def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
         return self.finished(self.draft(graph, lower))
 
     def draft(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
         """The program of a graph before what is done to whole bundles."""
+        from graphc.backends.micro_c.kept_state import moved, paired
         from graphc.backends.micro_c.quantisation import quantisation
         from graphc.passes.lower.placeable import check_typed
 
         check_typed(graph)
-        parameters = quantisation(graph)
+        kept = {} if self.state is None else paired(graph, self.state)
+        parameters = moved(quantisation(graph), kept)
         return replace(lower(graph), quantisation=parameters)
 
     def finished(self, program: Program) -> Program:
@@ -233,12 +242,10 @@ class MicroC(Trains):
             raise ModelError("--board: goes without --package")
         if self.board and self.weights_as == "bin":
             raise ModelError("--board: goes with --weights-as c or incbin")
+        self._check_state(job)
         program, training = (job.program(), None) if self.train is None else job.trained()
         self._check_sizes(program)
-        samples = None
-        if self.with_test or self.board:
-            feeds = job.feeds()
-            samples = list(feeds.values()), job.expected(feeds)
+        samples = self._samples(job) if self.with_test or self.board else None
         chosen = self.code(
             name=job.name, weights_as=self.weights_as, samples=samples, tolerance=self.tolerance,
             package=self.package, board=self.board, training=training,
@@ -247,6 +254,28 @@ class MicroC(Trains):
         self._check_budgets(program, chosen)
         with atomic_folder(path) as temporary:
             write_bundle(program, temporary, chosen)
+
+    def _check_state(self, job: Job) -> None:
+        """ModelError if options do not go with state."""
+        others = {"--train": self.train is not None, "--io arena": self.io == "arena",
+                  "open dimensions": not job.closed}  # fmt: skip
+        wrong = [name for name, found in others.items() if found]
+        if self.state is not None and wrong:
+            raise ModelError(f"--state: goes without {' and '.join(wrong)}")
+
+    def _samples(self, job: Job) -> tuple[list[Any], list[Any]]:
+        """Inputs for the test, and the outputs that are expected; of state, which starts as zeros,
+        neither."""
+        from graphc.backends.micro_c.kept_state import paired, zeroed
+
+        feeds = job.feeds()
+        if self.state is None:
+            return list(feeds.values()), job.expected(feeds)
+        kept = paired(job.graph, self.state, typed=False)
+        feeds = zeroed(job.graph, feeds, kept)
+        outputs = job.expected(feeds)
+        inputs = [array for n, array in enumerate(feeds.values()) if n not in kept]
+        return inputs, [array for n, array in enumerate(outputs) if n not in kept.values()]
 
     def _check_sizes(self, program: Program) -> None:
         """ModelError if a program of open shape is for a board or a package, which give none."""

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 class _Part(MicroC):
     """The target, for one of the programs that become a bundle."""
 
-    state: Mapping[int, int | None] = field(
+    carried: Mapping[int, int | None] = field(
         default_factory=dict, metadata={"choices": (), "type": dict, "commands": ()}
     )
 
     def conventions(self) -> Conventions:
-        return replace(super().conventions(), state=self.state)
+        return replace(super().conventions(), state=self.carried)
 
     def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
         return self.draft(graph, lower)
@@ -64,7 +64,7 @@ def joint_program(
 
     def lowered(part: Stateful) -> Program:
         options = {f.name: getattr(target, f.name) for f in fields(target)}
-        return to_program(part.graph, _Part(**options, state=part.state), settings)
+        return to_program(part.graph, _Part(**options, carried=part.state), settings)
 
     notes = {name: f"channels {text_of(own)}" for name, own in model.channels.items()}
     parts = lowered(model.inference), lowered(model.step)

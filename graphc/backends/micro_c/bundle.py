@@ -6,8 +6,9 @@
     CMakeLists.txt, README.md         how to build and call it
     report.json                       flash, arena, stack, and what every function computes
 
-The code calls no allocator and no stdio, keeps no state, and touches nothing but its arguments, so
-that it may run from several threads with an arena each. The text depends on the program alone.
+The code calls no allocator and no stdio, keeps no state of its own, and touches nothing but its
+arguments, so that it may run from several threads with an arena each. The text depends on the
+program alone.
 """
 
 from __future__ import annotations

@@ -222,8 +222,12 @@ def _example(model: Model) -> str:
                  for t in model.outputs]  # fmt: skip
         run = f"{model.name}_status status = {model.name}_run({sized}0, 0, arena);"
         return "\n".join([arena, *sizes, *fills, run, *reads])
+    own = model.state and model.training is None
+    started = [f"static {model.name}_state state;",
+               f"{model.name}_reset(&state);  /* once, and where a stream begins */"]  # fmt: skip
     return "\n".join([
         arena,
+        *(started if own else []),
         *sizes,
         f"{model.name}_inputs in = {{{', '.join(t.field for t in model.inputs) or 0}}};",
         f"{model.name}_outputs out = {{{', '.join(t.field for t in model.outputs) or 0}}};",

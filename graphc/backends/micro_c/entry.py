@@ -73,7 +73,7 @@ def _run(model: Model) -> str:
     start = f"{name}_status {name}_run("
     lines = [
         f"const {name}_inputs *inputs, const {name}_outputs *outputs,",
-        f"const {name}_state *state, void *arena)" if model.state else "void *arena)",
+        f"{model.state_parameter}, void *arena)" if model.state else "void *arena)",
     ]
     if model.sizes:
         lines.insert(0, f"{model.sizes.parameter},")

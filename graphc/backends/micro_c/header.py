@@ -156,7 +156,6 @@ void {name}_report(int check, int64_t value);
 """
 
 
-_REST_STATE = "const {name}_outputs *outputs,\n    const {name}_state *state, void *arena);"
 _REST = "const {name}_outputs *outputs, void *arena);"
 
 
@@ -164,7 +163,8 @@ def _of_sizes(model: Model) -> dict[str, str]:
     """What the header of a program of open shape says of sizes, by field of TEXT."""
     if not model.sizes:
         run = f"{model.name}_status {model.name}_run(const {model.name}_inputs *inputs, "
-        run += (_REST_STATE if model.state else _REST).format(name=model.name)
+        kept = f"\n    {model.state_parameter}," if model.state else ""
+        run += f"const {model.name}_outputs *outputs,{kept} void *arena);"
         return {**dict.fromkeys(("most", "sizes", "shapes", "given"), ""), "run": run}
     return {
         "most": MOST,
@@ -180,9 +180,15 @@ def _of_state(model: Model) -> dict[str, str]:
     """What the header says of state and training, by field of TEXT."""
     return {
         "inference": defines(model), "state": structure(model), "training": declarations(model),
-        "last": f", const {model.name}_state *state" if model.state else "",
-        "keeps": "It only reads the state" if model.state else "Keeps no state",
+        "last": f", {model.state_parameter}" if model.state else "",
+        "keeps": _keeps(model),
     }  # fmt: skip
+
+
+def _keeps(model: Model) -> str:
+    if not model.state:
+        return "Keeps no state"
+    return "It replaces the state" if model.training is None else "It only reads the state"
 
 
 def _of_checks(model: Model) -> dict[str, str]:

@@ -41,7 +41,8 @@ WORDS = (
     "run", "run_static", "status", "status_string", "inputs", "outputs", "profile", "trace",
     "summary", "layers", "crc32", "apart", "weights", "input_ptr", "output_ptr", "no_constants",
     "report", "sizes", "within", "counted", "assert_byte", "assert_int", "assert_float",
-    "assert_negative", "assert_double", "state", "train_init", "train_step",
+    "assert_negative", "assert_double", "state", "reset", "train_init",
+    "train_step",
 )  # fmt: skip
 MACROS = (
     "H", "OK", "NULL_POINTER", "MISALIGNED", "OVERLAP", "KERNEL", "ALIGNED", "SECTION",
@@ -205,6 +206,13 @@ class Model:
     @property
     def macro(self) -> str:
         return self.name.upper()
+
+    @property
+    def state_parameter(self) -> str:
+        """The state as a parameter of NAME_run, which replaces what is no training's; empty if
+        there is none."""
+        const = "" if self.training is None else "const "
+        return f"{const}{self.name}_state *state" if self.state else ""
 
     @property
     def resident(self) -> dict[tuple[str, int], Slot]:

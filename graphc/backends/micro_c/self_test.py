@@ -127,8 +127,9 @@ def self_test(
     its type)."""
     arrays, fields, compare = [], [], []
     model, sizes = _at_sizes(model, inputs)
-    if model.training is not None:
-        fields.append(f"    {model.name}_train_init(&state);")
+    if model.state:
+        start = "reset" if model.training is None else "train_init"
+        fields.append(f"    {model.name}_{start}(&state);")
     if not model.inputs:
         fields.append("    inputs.unused = 0;")
     for n, (tensor, array) in enumerate(zip(model.inputs, inputs, strict=True)):

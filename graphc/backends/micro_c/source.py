@@ -89,7 +89,7 @@ def source(model: Model) -> str:
         rules=float_rules(code), doubles=double_check(model.name, code),
         sizes=f"{model.sizes.parameter},\n    " if model.sizes else "",
         passed="sizes, " if model.sizes else "", given="state, " if model.state else "",
-        state=f", const {model.name}_state *state" if model.state else "",
+        state=f", {model.state_parameter}" if model.state else "",
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from graphc.backends.cfamily.names import comment
+from graphc.backends.micro_c import kept_state
 from graphc.backends.micro_c.entry import body
 from graphc.backends.micro_c.model import Model, Tensor
 from graphc.backends.micro_c.steps import constant_text
@@ -54,12 +55,13 @@ def structure(model: Model) -> str:
     if not model.state:
         return ""
     notes = {} if model.training is None else model.training.notes
+    text = kept_state.STRUCTURE if model.training is None else STRUCTURE
     fields = "\n".join(
         f"    {t.c_type} {t.field}[{max(t.elements, 1)}]; "
         + comment(", ".join([f"{t.name}: {t.shape_text}", f"{t.nbytes} bytes", *_note(notes, t)]))
         for t in model.state
     )
-    return STRUCTURE.format(name=model.name, fields=fields)
+    return text.format(name=model.name, fields=fields)
 
 
 def _note(notes: Mapping[str, str], tensor: Tensor) -> list[str]:
@@ -76,10 +78,12 @@ def run_layers(model: Model) -> int:
 
 def defines(model: Model) -> str:
     """The macros of the state, in NAME.h."""
-    if model.training is None:
+    if not model.state:
         return ""
-    return DEFINES.format(
-        name=model.name, macro=model.macro, layers=run_layers(model),
+    text = kept_state.DEFINES if model.training is None else DEFINES
+    return text.format(
+        name=model.name, macro=model.macro,
+        layers=0 if model.training is None else run_layers(model),
         size=sum(t.nbytes for t in model.state),
         alignment=max(t.type.dtype.size for t in model.state),
     )  # fmt: skip
@@ -107,6 +111,8 @@ def _signature(model: Model, target: Tensor) -> str:
 
 def functions(model: Model) -> str:
     """The functions that train, in NAME.c."""
+    if model.state and model.training is None:
+        return kept_state.reset(model) + "\n"
     if model.training is None or model.target is None:
         return ""
     initial = [model.training.initial.get(n) for n in range(len(model.state))]

@@ -103,8 +103,8 @@ class Conventions:
     `numbers`: kernels read numbers in which alone they would differ, instead of holding them.
     `updates`: an output that is an input with some rows replaced is a copy, into which these are
     written; no copy if a caller has both in the same memory. Kernels may write other outputs over
-    inputs that nothing reads later. `state` numbers the parameters that are state, and the results
-    that replace them, if any does.
+    inputs that nothing reads later. `state` numbers or names the parameters that are state, and the
+    results that replace them, if any does.
     """
 
     resident: bool = False
@@ -115,7 +115,7 @@ class Conventions:
     numbers: bool = False
     updates: bool = False
     builder: Callable[..., Collectives] = Collectives
-    state: Mapping[int, int | None] = field(default_factory=dict)
+    state: Mapping[int, int | None] | Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

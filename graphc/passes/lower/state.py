@@ -23,8 +23,15 @@ class State:
     positions: frozenset[int] = frozenset()
 
     @staticmethod
-    def of(graph: Graph, wanted: Mapping[int, int | None]) -> State:
-        """Given the numbers of the parameters, with those of the results that replace them."""
+    def of(graph: Graph, given: Mapping[int, int | None] | Mapping[str, str]) -> State:
+        """Given the parameters, by number or name, with the results that replace them."""
+        inputs = {param.name: n for n, param in enumerate(graph.params)}
+        outputs = {name: n for n, (name, _) in enumerate(graph.named_results())}
+        wanted = {
+            inputs[key] if isinstance(key, str) else key:
+            outputs[result] if isinstance(result, str) else result
+            for key, result in given.items()
+        }  # fmt: skip
         numbers = [n for n in wanted.values() if n is not None]
         results = {
             position: graph.results[number]
