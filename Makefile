@@ -1,11 +1,11 @@
-# make demo | test | check | bench | lint; each first makes .venv with everything it needs.
+# make demo | test | check | bench | lint | docs; each first makes .venv with everything it needs.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.graphc-installed
 EXTRAS ?= dev
 
-.PHONY: help demo test check bench lint clean
+.PHONY: help demo test check bench lint docs clean
 
 help:
 	@echo "make demo    compile and run the sample model"
@@ -13,6 +13,7 @@ help:
 	@echo "make check   the same with every test"
 	@echo "make bench   time the sample model against ONNX Runtime"
 	@echo "make lint    ruff and mypy only"
+	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make clean   remove .venv, caches and build outputs"
 
 # Installed again whenever pyproject.toml changes.
@@ -37,6 +38,11 @@ check: lint
 bench: $(STAMP)
 	$(BIN)/graphc bench models/digits_cnn.onnx --dim N=1 --threads 1
 	$(BIN)/graphc bench models/digits_cnn.onnx --dim N=64 --threads 1
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/mkdocs build --quiet
+	@echo build/site/index.html
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
