@@ -62,3 +62,9 @@ def test_models_tell_what_they_are_in_a_line(tmp_path):
     assert repr(graphc.load(tmp_path / "m.gcm")).startswith("<graphc.SavedModel (image: f32[1,")
     told = repr(graphc.import_onnx(DIGITS))
     assert told == "<graphc.Graph main_graph of 31 ops: (image: f32[N,1,8,8]) -> (logits)>"
+
+
+@pytest.mark.parametrize("command", ["bench", "profile"])
+def test_sizes_that_times_depend_on_are_asked_for(capsys, command):
+    message = refused(capsys, command, DIGITS)
+    assert "dimension N is open" in message and "--dim N=N" in message

@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from graphc.ir.compare import agreements
 
     model = open_model(args)
+    model.check_sizes()
     feeds = model.feeds(args.seed)
     start = time.perf_counter()
     target = target_of(args)

@@ -64,6 +64,16 @@ class Model:
 
         return pin(self.graph, **self.pins())
 
+    def check_sizes(self) -> None:
+        """ModelError names the dimensions that have no size, where times depend on them."""
+        missing = list(self.pinned().symbols)
+        if missing:
+            example = " ".join(f"--dim {name}=N" for name in missing)
+            raise ModelError(
+                f"{self.path}: dimension {' and '.join(missing)} is open, and times depend on it: "
+                f"give the size that the model is used with, as {example}, or contents with --input"
+            )
+
     def close(self) -> Graph:
         """As `pinned`; dimensions that are left open take the least extent, which is noted."""
         from graphc.runtime.feeds import open_dims

@@ -23,7 +23,7 @@ from graphc.cli.options import (
     settings,
     target_of,
 )
-from graphc.errors import ModelError, UnsupportedError
+from graphc.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     target = target_of(args)
     args.threads = args.threads or _threads(args.streams)
     model = open_model(args)
-    _check_closed(model)
+    model.check_sizes()
     if target.alone:
         return _logged(model, target, args)
     measured, about = _measured(model, target, args)
@@ -143,17 +143,6 @@ def _threads(streams: int) -> int:
     from graphc.backends.llvm_cpu.target import default_threads
 
     return max(default_threads() // streams, 1)
-
-
-def _check_closed(model: Model) -> None:
-    """ModelError names the dimensions that have no size."""
-    missing = list(model.pinned().symbols)
-    if missing:
-        example = " ".join(f"--dim {name}=N" for name in missing)
-        raise ModelError(
-            f"{model.path}: dimension {' and '.join(missing)} is open, and times depend on it: "
-            f"give the size that the model is used with, as {example}, or contents with --input"
-        )
 
 
 def _measured(
