@@ -58,6 +58,15 @@ def test_folders_for_gpus(capsys):
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("output", ["m.c", "m.cu", "m.so"])
+def test_files_of_code(capsys, output):
+    ok(capsys, "compile", DIGITS, "--dim", "N=1", "-o", output)
+    text = Path(output).with_suffix(".h" if output == "m.so" else Path(output).suffix).read_text()
+    assert text.startswith("/* SPDX-License-Identifier: Apache-2.0\n") and DIGEST in text
+    ok(capsys, "compile", DIGITS, "--dim", "N=1", "-o", "m.gir")  # graphc reads it again
+    assert Path("m.gir").read_text().startswith("graph @")
+
+
 def test_exported_models_tell_the_version(capsys):
     import onnx
 

@@ -278,6 +278,8 @@ def _emit(job: Job, form: str, args: argparse.Namespace) -> None:
             program = job.program()
             text = emit.text(program, form, job.target)
             constants = program_constants(program) if form == "program" else {}
+    if args.output:
+        text = job.provenance.stamped(args.output, text)
     emit.write(text, constants, args.output)
 
 

@@ -135,7 +135,7 @@ class Cpu(Rounding, Trains):
             compiled.save(path)
         else:
             maps.tell(compiled.graph, maps.presented(compiled.graph))
-            aot.build(parts[0].image, path)
+            aot.build(parts[0].image, path, job.provenance)
 
     def write_program(self, program: Program, path: Path) -> None:
         from graphc.backends.llvm_cpu import aot

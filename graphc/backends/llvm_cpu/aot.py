@@ -26,13 +26,15 @@ from graphc.files import atomic, write_bytes
 from graphc.ir.alignment import ALIGNMENT
 from graphc.ir.checks import VALUE, WHOLE, Check
 from graphc.ir.types import TensorType
+from graphc.provenance import Provenance
 
 SPIN_NANOSECONDS = 50_000
 LONGEST_VALUE = 24  # characters of a number of 64 bits, and an end
 
 
-def build(image: Image, path: Path) -> None:
-    """Writes `path` (.so or .o) and a header of the same stem beside it.
+def build(image: Image, path: Path, provenance: Provenance | None = None) -> None:
+    """Writes `path` (.so or .o) and a header of the same stem beside it, which tells the
+    provenance.
 
     UnsupportedError says which tool is missing.
     """
@@ -43,11 +45,14 @@ def build(image: Image, path: Path) -> None:
             "write a .gcm file, which graphc.load runs without one"
         )
     name = prefix(path.stem)
+    text = header(image, name)
+    if provenance is not None:
+        text = provenance.stamped(f"{name}.h", text)
     with tempfile.TemporaryDirectory(prefix="graphc-") as folder:
         joined = _joined(image, name, path.suffix, compiler, Path(folder))
         with atomic(path) as library, atomic(path.with_suffix(".h")) as interface:
             shutil.copyfile(joined, library)
-            interface.write_text(header(image, name), encoding="utf-8")
+            interface.write_text(text, encoding="utf-8")
 
 
 def _joined(image: Image, name: str, suffix: str, compiler: str, folder: Path) -> Path:
