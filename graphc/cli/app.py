@@ -30,6 +30,7 @@ from graphc.cli import (
     profile,
     quantise,
     replay,
+    report,
     run,
     train,
     verify,
@@ -41,8 +42,8 @@ from graphc.errors import LIMITS, GraphcError, ModelWarning, beyond_limits, did_
 from graphc.plugins import load_file, load_installed
 
 COMMANDS = (
-    compile, run, train, quantise, verify, compare, bench, profile, opt, inspect, explain, bisect,
-    replay, completion,
+    compile, run, train, quantise, verify, compare, bench, profile, report, opt, inspect, explain,
+    bisect, replay, completion,
 )  # fmt: skip
 USER_ERROR = 2
 
@@ -86,6 +87,7 @@ def parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             ("graphc verify model.onnx", "compile it and compare it with ONNX Runtime"),
             ("graphc bench model.onnx --threads 1", "time it next to ONNX Runtime"),
             ("graphc profile model.onnx --threads 1", "see which layers take its time"),
+            ("graphc report model.onnx -o report.html", "all of it on a page to look at"),
             ("graphc run model.onnx --input x=x.npy -o y.npz", "run it"),
             ("graphc train model.onnx --data train.npz -o trained.onnx", "train it"),
             ("graphc quantise model.onnx --data calib.npz -o q.onnx", "quantise it to int8"),

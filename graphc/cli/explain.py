@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from graphc.report.answers import Record
     from graphc.report.layers import Layer
     from graphc.report.trace import Trace
+    from graphc.runtime.compiled import CompiledModel
+    from graphc.runtime.readings import Recorder
     from graphc.targets import Target
 
 SUMMARY = """\
@@ -88,27 +90,36 @@ def record(args: argparse.Namespace) -> tuple[Record, list[Layer]]:
     wanted = [x for asked in args.layer for x in find(layers, asked)] if args.layer else layers
     trace = Trace()
     target = target_of(args).detached()
-    _compile(model, target, args, trace)
+    watched(model, target, args, trace)
     return Record(model.graph, trace, peaks_of(target, args)), list(dict.fromkeys(wanted))
 
 
-def _compile(model: Model, target: Target, args: argparse.Namespace, trace: Trace) -> None:
-    """Compiles the model while it is watched."""
+def watched(
+    model: Model,
+    target: Target,
+    args: argparse.Namespace,
+    trace: Trace,
+    recorder: Recorder | None = None,
+) -> CompiledModel | None:
+    """The model, compiled while it is watched; None where no host runs it. What is compiled in
+    stages, while it runs, has run."""
     from graphc.cli.output import progress
     from graphc.cli.runs import Job
     from graphc.passes.manager.context import Context
 
-    watched = settings(
-        args, target, hooks=[trace], observe=trace.observe, context=Context(journal=trace.journal)
-    )
-    job = Job(model, target, watched)
+    chosen = settings(
+        args, target, hooks=[trace], observe=trace.observe,
+        context=Context(journal=trace.journal), recorder=recorder,
+    )  # fmt: skip
+    job = Job(model, target, chosen)
     with progress(f"compiling {model.path.name} for {target.name}"):
         if target.alone:  # what runs elsewhere has no part on this host
             job.program()
-            return
+            return None
         compiled = job.compiled()
         if trace.is_staged or not trace.programs:
             try:
                 compiled.run(model.feeds(args.seed))
             except ModelError as error:  # of the random inputs: what comes later is not compiled
                 trace.stopped = str(error)
+        return compiled

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from graphc.analysis.report import step_costs
 from graphc.ir.graph import Graph, Op
+from graphc.ir.kernel import Kernel
 from graphc.ir.machine import Peaks
 from graphc.ir.operations import kernel_operations
 from graphc.ir.program import Program, Step
@@ -60,6 +61,10 @@ class Record:
     graph: Graph
     trace: Trace
     peaks: Peaks | None
+    _bounds: dict[int, Sequence[tuple[str | None, float | None]]] = field(
+        default_factory=dict, repr=False
+    )
+    _schedules: dict[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def answer(self, layer: Layer) -> Answer:
         """The answer for a layer."""
@@ -122,7 +127,10 @@ class Record:
         """What bounds each step, and its least time."""
         if self.peaks is None:
             return [(None, None)] * len(program.calls)
-        return [(cost.bound, cost.seconds) for cost in step_costs(program, self.peaks)]
+        if id(program) not in self._bounds:  # every layer asks
+            costs = step_costs(program, self.peaks)
+            self._bounds[id(program)] = [(cost.bound, cost.seconds) for cost in costs]
+        return self._bounds[id(program)]
 
     def kernel(
         self, program: Program, step: Step, bound: str | None, seconds: float | None
@@ -137,10 +145,16 @@ class Record:
         return KernelAnswer(
             step.kernel, step.loc, choice.strategy,
             self.trace.journal.about.get(choice.strategy, ""), choice.declined,
-            tuple(schedule(kernel)), step.flops or kernel_operations(kernel), moved - written,
+            self.schedule(kernel), step.flops or kernel_operations(kernel), moved - written,
             written,
             bound, seconds,
         )  # fmt: skip
+
+    def schedule(self, kernel: Kernel) -> tuple[str, ...]:
+        """The schedule of a kernel, which every layer in it asks for."""
+        if id(kernel) not in self._schedules:
+            self._schedules[id(kernel)] = tuple(schedule(kernel))
+        return self._schedules[id(kernel)]
 
     def choice(self, step: Step) -> KernelChoice:
         """How the kernel of a step was chosen: by its name or, where kernels were merged after

@@ -8,7 +8,7 @@ undisturbed, and hardly a run is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,20 +142,25 @@ def profile_of(measured: Measured, peaks: Peaks | None) -> Profile:
 
 def step_times(measured: Measured, peaks: Peaks | None) -> list[StepTime]:
     """The steps of all programs that ran, in order."""
-    runs = measured.readings
-    programs = dict.fromkeys(reading.timed for taken in runs for reading in taken)
     found: list[StepTime] = []
-    for timed in programs:
-        counts = np.array([_sums(taken, timed) for taken in runs])  # by run, what and step
-        calls = np.median(counts[:, 1], axis=0)
-        net = counts[:, 0] - counts[:, 1] * measured.counter.cost
-        seconds = np.maximum(np.median(net, axis=0), 0) / measured.counter.rate
-        program = _known(timed.program)
-        costs = _Costs(program, peaks)
+    for program, (calls, seconds) in medians(measured):
+        program = known(program)
+        costs = Costs(program, peaks)
         for number, step in enumerate(ending(program.steps)):
             if calls[number]:
                 found.append(costs.step(step, float(calls[number]), float(seconds[number])))
     return found
+
+
+def medians(measured: Measured) -> Iterator[tuple[Program, np.ndarray]]:
+    """Of each program that ran, how often its steps ran in a run and the seconds that they took, in
+    the order in which they end."""
+    runs, counter = measured.readings, measured.counter
+    for timed in dict.fromkeys(reading.timed for taken in runs for reading in taken):
+        counts = np.array([_sums(taken, timed) for taken in runs])  # by run, what and step
+        net = counts[:, 0] - counts[:, 1] * counter.cost
+        seconds = np.maximum(np.median(net, axis=0), 0) / counter.rate
+        yield timed.program, np.array([np.median(counts[:, 1], axis=0), seconds])
 
 
 def logged_times(
@@ -163,8 +168,8 @@ def logged_times(
 ) -> list[StepTime]:
     """The calls of a program, of each of which a log tells the seconds of its runs. In a program
     without loops a layer runs once in each run, else the log is taken to be of one run."""
-    program = _known(program)
-    costs, found = _Costs(program, peaks), []
+    program = known(program)
+    costs, found = Costs(program, peaks), []
     in_order = not any(isinstance(step, While) for step in program.steps)
     for step, taken in zip(program.calls, seconds, strict=True):
         if taken:
@@ -183,14 +188,14 @@ def _sums(taken: Sequence[Reading], timed: Timed) -> np.ndarray:
     return sums
 
 
-def _known(program: Program) -> Program:
+def known(program: Program) -> Program:
     """A program, at its largest sizes if it has any."""
     if not program.all_sizes:
         return program
     return at_sizes(program, list(map(largest, program.all_sizes)))
 
 
-class _Costs:
+class Costs:
     """What the steps of a program cost."""
 
     def __init__(self, program: Program, peaks: Peaks | None):

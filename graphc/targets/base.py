@@ -194,6 +194,10 @@ class Target:
         """A program as one of the target's texts."""
         raise UnsupportedError(f"target {self.name!r} has no form {form!r}")
 
+    def kernel_code(self, program: Program) -> Mapping[str, Mapping[str, str]]:
+        """By form, the code of each kernel of a program, by name."""
+        return {}
+
     def any_shape(self, path: Path) -> bool:
         """Whether a file can hold a model of open shape."""
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,6 +86,15 @@ class Cpu(Rounding, Trains):
 
         text = llvm_text(program)
         return text if form == "llvm" else assembly(text, pipeline=PIPELINE)
+
+    def kernel_code(self, program: Program) -> Mapping[str, Mapping[str, str]]:
+        from graphc.targets.functions import by_braces, by_labels
+
+        texts = {form: self.emit(program, form) for form in self.forms}
+        return {
+            "llvm": by_braces(texts["llvm"], program.kernels),
+            "asm": by_labels(texts["asm"], program.kernels),
+        }
 
     def any_shape(self, path: Path) -> bool:
         return True

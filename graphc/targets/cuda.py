@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -172,6 +172,11 @@ class Cuda(Rounding):
         from graphc.backends.cuda import emit
 
         return emit(program).text
+
+    def kernel_code(self, program: Program) -> Mapping[str, Mapping[str, str]]:
+        from graphc.targets.functions import by_braces
+
+        return {"cuda": by_braces(self.emit(program, "cuda"), program.kernels)}
 
     def write(self, job: Job, path: Path) -> None:
         """Writes a folder; where there is no compiler, without machine code, which is noted."""

@@ -233,6 +233,11 @@ class MicroC(Trains):
 
         return BundleOptions(libm=self.libm, cpu=self.processor, opt=self.opt, **more)  # type: ignore[arg-type]
 
+    def kernel_code(self, program: Program) -> Mapping[str, Mapping[str, str]]:
+        from graphc.backends.micro_c import model_of
+
+        return {"c": model_of(program, self.code()).texts}
+
     def write(self, job: Job, path: Path) -> None:
         """Writes a folder of sources; ModelError if it exceeds a budget."""
         from graphc.backends.micro_c import write_bundle

@@ -1,0 +1,241 @@
+"""All that is known of a compiled model as one dict of plain data, which `graphc report` prints as
+JSON, and which its page shows.
+
+    about     the model, the target, the machine's peaks, whole runs
+    layers    the nodes of the model: what became of each, and why
+    groups    the ops of the optimised graphs, which are fused layers
+    steps     what runs, in order: costs, measured times, the least by the roofline
+    kernels   their schedules and their code, each once
+    arenas    what memory holds at each step
+
+Lists refer to one another by index. Times are in seconds. Numbers that are not finite are null.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graphc.analysis.cost import instructions, op_cost
+from graphc.analysis.memory import arena_use
+from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.program import Program, Step, ending
+from graphc.passes.manager.journal import subject
+from graphc.report import groups
+from graphc.report.answers import Answer, Record
+from graphc.report.layers import Layer, layers_of
+from graphc.report.profile import Costs, StepTime, known
+
+FORMAT, VERSION = "graphc-report", 1
+Codes = Mapping[str, Mapping[str, str]]  # by form, the text of each kernel
+
+
+@dataclass
+class Gathering:
+    """What a report is made of: the record of a compilation; `shaped`, the graph with its types;
+    the code of each program; how often the steps of a program ran and the seconds they took in a
+    run, in the order in which they end, if that was measured; the differences from a reference by
+    layer."""
+
+    record: Record
+    shaped: Graph
+    code: Callable[[Program], Codes]
+    times: Sequence[tuple[Program, np.ndarray]] = ()
+    accuracy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layers = [x for x in layers_of(self.record.graph) if x.operator != "Constant"]
+        self.number = {layer.name: n for n, layer in enumerate(self.layers)}
+        self.programs = self.record.trace.programs
+        self.ops = [
+            (run.graph, op) for run in self.record.trace.runs for op in run.graph.ops
+            if op.name not in ("Constant", "yield")
+        ]  # fmt: skip
+        self.kernels: list[dict[str, Any]] = []
+        self.steps: list[dict[str, Any]] = []
+
+    def data(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """The report."""
+        for number, program in enumerate(self.programs):
+            self._program(number, program)
+        found = list(map(self._group, range(len(self.ops))))
+        return finite({
+            "format": FORMAT, "version": VERSION,
+            "about": {**about, "peaks": self._peaks(), "interface": self._interface()},
+            "layers": list(self._layers()), "groups": found, "steps": self.steps,
+            "kernels": self.kernels, "arenas": list(map(_arena, self.programs)),
+        })  # fmt: skip
+
+    # ---------------------------------------------------------------- the model
+
+    def _layers(self) -> Any:
+        ops: dict[str, list[Op]] = {}
+        for op in self.record.graph.walk():
+            if op.loc:
+                ops.setdefault(op.loc[0], []).append(op)
+        shaped: dict[str, list[Op]] = {}
+        for op in self.shaped.walk():
+            for name in op.loc[:1]:
+                shaped.setdefault(name, []).append(op)
+        types = {v.name: v.type for op in self.shaped.walk() for v in op.outputs}
+        for layer in self.layers:
+            answer = self.record.answer(layer)
+            costs = [op_cost(op) for op in shaped.get(layer.name, []) if not op.regions]
+            yield {
+                **_layer(layer, answer),
+                "types": [str(types.get(name) or "") for name in layer.results],
+                **self._read(ops[layer.name]),
+                "flops": sum(cost.flops for cost in costs),
+                "bytes": sum(cost.nbytes for cost in costs),
+                "groups": [n for n, (_, op) in enumerate(self.ops) if layer.name in op.loc],
+                "steps": self._steps_of(layer.name),
+                "accuracy": dict(self.accuracy.get(layer.name, {})) or None,
+            }
+
+    def _read(self, ops: Sequence[Op]) -> dict[str, Any]:
+        """The layers and the inputs of the model that ops read."""
+        layers, inputs = {}, {}
+        for value in (v for op in ops for v in _operands(op)):
+            maker = value.producer
+            if maker is None:
+                inputs[value.name] = None
+            elif maker.loc and maker.loc[0] in self.number and maker not in ops:
+                layers[self.number[maker.loc[0]]] = None
+        known = {p.name for p in self.record.graph.params}
+        return {"reads": list(layers), "inputs": [name for name in inputs if name in known]}
+
+    def _steps_of(self, layer: str) -> list[int]:
+        return [n for n, step in enumerate(self.steps) if layer in step["loc"]]
+
+    def _interface(self) -> dict[str, Any]:
+        graph = self.shaped
+        return {
+            "inputs": [[p.name, str(p.type)] for p in graph.params],
+            "outputs": [[n, str(v.type)] for n, v in zip(graph.output_names, graph.results)],
+        }
+
+    # ---------------------------------------------------------------- the optimised graphs
+
+    def _group(self, number: int) -> dict[str, Any]:
+        graph, op = self.ops[number]
+        told = groups.group(self.record.trace, graph, op)
+        makers = {v: n for n, (_, each) in enumerate(self.ops) for v in each.outputs}
+        names = {v.name: n for v, n in makers.items()}
+        reads = [makers.get(v, names.get(v.name)) for v in _operands(op) if v.constant is None]
+        inputs = [v.name for v in _operands(op) if v not in makers and v.name not in names]
+        return {
+            "operator": subject(op).operator, "result": op.outputs[0].name if op.outputs else "",
+            "types": [str(v.type) for v in op.outputs], "loc": list(op.loc),
+            "layers": self._numbers(op.loc), "holds": list(told.holds),
+            "neighbours": [[n.side, n.name, n.reason] for n in told.neighbours],
+            "reads": [n for n in dict.fromkeys(reads) if n is not None],
+            "inputs": [n for n in dict.fromkeys(inputs) if n in self._params],
+            "steps": self._steps_for(op),
+        }  # fmt: skip
+
+    @property
+    def _params(self) -> set[str]:
+        return {p.name for p in self.record.graph.params}
+
+    def _steps_for(self, op: Op) -> list[int]:
+        """The steps of an op: those whose kernels were chosen for it, if that tells them from
+        others of the same layers."""
+        same = [n for n, step in enumerate(self.steps) if step["loc"] == list(op.loc)]
+        chosen = {c.kernel for c in self.record.trace.journal.kernels if c.of == subject(op)}
+        return [n for n in same if self.steps[n]["name"] in chosen] or same
+
+    def _numbers(self, loc: Sequence[str]) -> list[int]:
+        return [self.number[name] for name in loc if name in self.number]
+
+    # ---------------------------------------------------------------- what runs
+
+    def _program(self, number: int, program: Program) -> None:
+        """Adds the steps and the kernels of a program."""
+        codes = self.code(program)
+        first = {name: len(self.kernels) + n for n, name in enumerate(program.kernels)}
+        for name, kernel in program.kernels.items():
+            code = {"kernel": str(kernel), **{f: t[name] for f, t in codes.items() if name in t}}
+            schedule = list(self.record.schedule(kernel))
+            self.kernels.append(
+                {"name": name, "program": number, "schedule": schedule, "code": code}
+            )
+        costs = Costs(known(program), self.record.peaks)
+        bounds = self.record.bounds(program)
+        calls = 0
+        for place, (step, own) in enumerate(
+            zip(ending(costs.program.steps), ending(program.steps))
+        ):
+            told = self._step(costs, step, program, place)
+            if isinstance(own, Step):
+                answer = self.record.kernel(program, own, *bounds[calls])
+                told |= {
+                    "call": calls, "read": answer.bytes_read, "written": answer.bytes_written,
+                    "strategy": answer.strategy, "about": answer.about,
+                    "declined": list(map(list, answer.declined)), "kernel": first[own.kernel],
+                    "peak": self._peak(program, own),
+                }  # fmt: skip
+                calls += 1
+            self.steps.append({"program": number, **told})
+
+    def _step(self, costs: Costs, step: Any, program: Program, place: int) -> dict[str, Any]:
+        times = next((each for timed, each in self.times if timed is program), None)
+        calls, seconds = (1.0, 0.0) if times is None else map(float, times[:, place])
+        made: StepTime = costs.step(step, calls, seconds)
+        return {
+            "kind": made.kind, "name": made.kernel, "loc": list(made.layers),
+            "layers": self._numbers(made.layers), "calls": calls, "flops": made.flops,
+            "bytes": made.nbytes, "least": made.least, "bound": made.bound,
+            "seconds": None if times is None else seconds,
+        }  # fmt: skip
+
+    def _peak(self, program: Program, step: Step) -> float | None:
+        peaks = self.record.peaks
+        return peaks and peaks.using(instructions(program.kernels[step.kernel])).flops
+
+    def _peaks(self) -> dict[str, Any] | None:
+        peaks = self.record.peaks
+        return peaks and {
+            "name": peaks.name, "flops": peaks.flops, "bandwidth": peaks.bandwidth,
+            "cache_bandwidth": peaks.cache_bandwidth, "cache": peaks.cache,
+            "overhead": peaks.overhead,
+        }  # fmt: skip
+
+
+def _layer(layer: Layer, answer: Answer) -> dict[str, Any]:
+    return {
+        "name": layer.name, "operator": layer.operator, "results": list(layer.results),
+        "inside": layer.inside, "fate": answer.fate, "rewrites": list(answer.rewrites),
+        "declined": list(map(list, answer.declined)), "layouts": list(answer.layouts),
+        "notes": list(answer.notes),
+    }  # fmt: skip
+
+
+def _operands(op: Op) -> list[Value]:
+    return [v for v in op.inputs if v is not None]
+
+
+def _arena(program: Program) -> dict[str, Any]:
+    """The arena of a program: live bytes at each call, and the tensors as [offset, bytes, first
+    call, last call, layers]."""
+    use = arena_use(program)
+    return {
+        "name": program.name, "bytes": program.arena_bytes,
+        "lower_bound": program.arena_lower_bound, "live": list(use.live),
+        "constants": sum(c.nbytes for c in program.constants),
+        "tensors": [[t.offset, t.nbytes, t.first, t.last, list(t.loc)] for t in use.tensors],
+    }  # fmt: skip
+
+
+def finite(data: Any) -> Any:
+    """Data without numbers that JSON lacks."""
+    if isinstance(data, float):
+        return float(f"{data:.6g}") if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return data.item() if isinstance(data, np.generic) else data

@@ -1,0 +1,89 @@
+"""The page of a report: one HTML file that asks for nothing else.
+
+The data are compressed, in base64, so that no name of a model can be read as HTML. The page's
+script takes them apart and writes names as text alone. Its policy (CSP) lets nothing run or load
+but that script and that style sheet, each by its digest.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import zlib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from graphc.errors import ModelError
+from graphc.report.gathered import FORMAT, VERSION
+
+SCRIPTS = ("base", "layout", "graph", "tables", "plots", "detail", "compare", "main")
+LISTS = ("layers", "groups", "steps", "kernels", "arenas", "limits", "remedies")
+MOST = 1 << 28  # bytes of a file that is read
+
+
+def page(report: Mapping[str, Any], against: Mapping[str, Any] | None = None) -> str:
+    """The page of a report, beside another if there is one."""
+    script = "\n".join(_text(f"{name}.js") for name in SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{script}\n}})();\n'
+    style = _text("style.css")
+    data = json.dumps({"report": report, "against": against}, allow_nan=False)
+    packed = base64.b64encode(zlib.compress(data.encode(), 9)).decode()
+    parts = {
+        "title": html.escape(shown(str(report["about"]["model"]))), "style": style,
+        "script": script, "script_digest": _digest(script), "style_digest": _digest(style),
+        "data": packed,
+    }  # fmt: skip
+    head, *rest = _text("page.html").split("{{")
+    return head + "".join(
+        parts[name] + after for name, _, after in (part.partition("}}") for part in rest)
+    )
+
+
+def shown(text: str) -> str:
+    """A name without characters that cannot be seen, or that change the order of others."""
+    return "".join(
+        c if c.isprintable() and not 0xD800 <= ord(c) < 0xE000 else "\ufffd" for c in text
+    )
+
+
+def _text(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report that `graphc report --json` printed; ModelError if it is none."""
+    data = read_json(path)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ModelError(f"{path}: is not what graphc report --json prints")
+    if data.get("version") != VERSION:
+        raise ModelError(
+            f"{path}: is a report of version {data.get('version')!r}, this graphc reads {VERSION}: "
+            "make it again with this graphc"
+        )
+    wrong = [name for name in LISTS if not isinstance(data.get(name), list)]
+    if wrong or not isinstance(data.get("about"), dict):
+        raise ModelError(f"{path}: is damaged: {(wrong or ['about'])[0]} is missing")
+    return data
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; ModelError if it cannot be read."""
+    try:
+        if path.stat().st_size > MOST:
+            raise ModelError(f"{path}: is larger than {MOST >> 20} MiB")
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: is no JSON: {error}") from error
