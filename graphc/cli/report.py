@@ -19,7 +19,6 @@ from graphc.cli.options import (
     examples,
     filename,
     nonnegative,
-    settings,
     target_of,
 )
 from graphc.errors import ModelError
@@ -82,8 +81,8 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc.analysis.text import nbytes
-    from graphc.cli.phases import write_phases
     from graphc.cli.output import note
+    from graphc.cli.phases import write_phases
     from graphc.files import check_folder, write_text
     from graphc.report.page import page
 
