@@ -126,10 +126,10 @@ class Chromium:
         found = self.js(
             f"""(() => {{ const e = document.querySelector({json.dumps(selector)});
             if (!e) return null;
-            e.scrollIntoView({{block: "center", inline: "center"}});
+            e.scrollIntoView({{block: "center", inline: "nearest"}});
             const r = e.getBoundingClientRect(), x = r.x + r.width / 2, y = r.y + r.height / 2;
             const top = document.elementFromPoint(x, y);
-            return [x, y, e.contains(top) || (top ? top.outerHTML.slice(0, 80) : "nothing")]; }})()"""
+            return [x, y, e.contains(top) || (top || e).outerHTML.slice(0, 80)]; }})()"""
         )
         assert found, f"there is no {selector}"
         x, y, uncovered = found

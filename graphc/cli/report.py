@@ -19,6 +19,7 @@ from graphc.cli.options import (
     examples,
     filename,
     nonnegative,
+    settings,
     target_of,
 )
 from graphc.errors import ModelError
@@ -26,6 +27,7 @@ from graphc.errors import ModelError
 if TYPE_CHECKING:
     from graphc.cli.models import Model
     from graphc.ir.machine import Peaks
+    from graphc.ir.program import Program
     from graphc.report.measuring import Measured
     from graphc.report.trace import Trace
     from graphc.runtime.compiled import CompiledModel
@@ -130,7 +132,6 @@ def _accuracy(path: str) -> dict[str, Any]:
 
 def gathered(args: argparse.Namespace, accuracy: dict[str, Any]) -> dict[str, Any]:
     """The data of the report of a model."""
-    from graphc.backends.llvm_cpu.target import default_threads
     from graphc.cli.explain import watched
     from graphc.cli.models import open_model
     from graphc.cli.output import progress
@@ -138,7 +139,6 @@ def gathered(args: argparse.Namespace, accuracy: dict[str, Any]) -> dict[str, An
     from graphc.passes.specialise import specialise
     from graphc.report.answers import Record
     from graphc.report.gathered import Gathering
-    from graphc.report.profile import medians
     from graphc.report.remedies import told
     from graphc.report.trace import Trace
     from graphc.runtime.readings import Recorder
@@ -146,24 +146,41 @@ def gathered(args: argparse.Namespace, accuracy: dict[str, Any]) -> dict[str, An
     model, trace, target = open_model(args), Trace(), target_of(args).detached()
     opened = list(model.pinned().symbols)
     shaped = specialise(model.close(), partial=True)
-    args.threads = args.threads or default_threads()
     recorder = Recorder() if target.records and args.seconds else None
     compiled = watched(model, target, args, trace, recorder)
     measured = _measured(model, compiled, recorder, trace, args)
     known = args.machine or not target.alone  # of a microcontroller nothing is known
     peaks = peaks_of(target, args) if known else None
-    about = _about(model, target, args, trace, peaks)
-    about["open_dims"] = {name: model.dims[name] for name in opened if name in model.dims}
-    about["measured"] = measured and _runs(measured)
+    about = {
+        **_about(model, target, args, peaks), "stopped": trace.stopped,
+        "open_dims": {name: model.dims[name] for name in opened if name in model.dims},
+        "measured": measured and _runs(measured),
+    }  # fmt: skip
+    times = _times(model, target, args, trace, measured)
     with progress(f"gathering what is known of {model.path.name}"):
-        times = list(medians(measured)) if measured else []
         record = Record(model.graph, trace, peaks)
         report = Gathering(record, shaped, target.kernel_code, times, accuracy).data(about)
     return {**report, **told(report)}
 
 
+def _times(
+    model: Model, target: Target, args: argparse.Namespace, trace: Trace, measured: Measured | None
+) -> list[tuple[Program, np.ndarray]]:
+    """What steps took: here, or as the log of a device tells."""
+    from graphc.cli.runs import Job
+    from graphc.report.profile import logged_medians, medians
+
+    if measured:
+        return list(medians(measured))
+    if not (target.alone and args.log):
+        return []
+    logged = target.logged(Job(model, target, settings(args, target)))
+    assert logged is not None
+    return [(trace.programs[0], logged_medians(*logged))]
+
+
 def _about(
-    model: Model, target: Target, args: argparse.Namespace, trace: Trace, peaks: Peaks | None
+    model: Model, target: Target, args: argparse.Namespace, peaks: Peaks | None
 ) -> dict[str, Any]:
     """What was compiled, for what."""
     from graphc import __version__
@@ -172,9 +189,11 @@ def _about(
 
     return {
         "model": model.path.stem, "graphc": __version__, "target": target.title,
-        "processor": target.processor, "threads": args.threads, "cores": default_threads(),
-        "quantised": bool(quantising(model.graph)), "stopped": trace.stopped,
+        "processor": target.processor, "cores": default_threads(),
+        "threads": args.threads or default_threads() if target.records else None,
+        "quantised": bool(quantising(model.graph)),
         "int8_flops": peaks and peaks.using(["dot4"]).flops,
+        "io": getattr(target, "io", None),
     }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from graphc.analysis.cost import instructions, op_cost
 from graphc.analysis.memory import arena_use
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.program import Program, Step, ending
+from graphc.ir.types import TensorType
 from graphc.passes.manager.journal import subject
 from graphc.report import groups
 from graphc.report.answers import Answer, Record
@@ -113,7 +114,9 @@ class Gathering:
 
     def _interface(self) -> dict[str, Any]:
         graph = self.shaped
+        types = [v.type for v in (*graph.params, *graph.results)]
         return {
+            "bytes": sum(t.nbytes for t in types if isinstance(t, TensorType) and t.is_static),
             "inputs": [[p.name, str(p.type)] for p in graph.params],
             "outputs": [[n, str(v.type)] for n, v in zip(graph.output_names, graph.results)],
         }

@@ -166,17 +166,28 @@ def medians(measured: Measured) -> Iterator[tuple[Program, np.ndarray]]:
 def logged_times(
     program: Program, seconds: Sequence[Sequence[float]], peaks: Peaks | None
 ) -> list[StepTime]:
-    """The calls of a program, of each of which a log tells the seconds of its runs. In a program
-    without loops a layer runs once in each run, else the log is taken to be of one run."""
-    program = known(program)
-    costs, found = Costs(program, peaks), []
+    """The calls of a program, of each of which a log tells the seconds of its runs."""
+    costs = Costs(known(program), peaks)
+    return [
+        costs.step(step, float(calls), float(taken))
+        for step, calls, taken in zip(
+            ending(costs.program.steps), *logged_medians(program, seconds), strict=True
+        )
+        if calls
+    ]
+
+
+def logged_medians(program: Program, seconds: Sequence[Sequence[float]]) -> np.ndarray:
+    """As `medians`, of a program of whose calls a log tells the seconds of their runs. Without
+    loops a layer runs once in each run, else the log is taken to be of one run."""
+    steps = list(ending(program.steps))
     in_order = not any(isinstance(step, While) for step in program.steps)
-    for step, taken in zip(program.calls, seconds, strict=True):
+    times = np.zeros((2, len(steps)))
+    calls = [number for number, step in enumerate(steps) if isinstance(step, Step)]
+    for number, taken in zip(calls, seconds, strict=True):
         if taken:
-            calls = 1 if in_order else len(taken)
-            time = float(np.median(taken)) if in_order else sum(taken)
-            found.append(costs.step(step, calls, time))
-    return found
+            times[:, number] = (1, np.median(taken)) if in_order else (len(taken), sum(taken))
+    return times
 
 
 def _sums(taken: Sequence[Reading], timed: Timed) -> np.ndarray:

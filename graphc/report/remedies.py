@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphc.analysis.text import duration, nbytes
+from graphc.passes.reasons import short
 
 OPTION, DATA, WORK = range(3)  # effort: another option; a command with data; work on the model
 LEAST = 0.02  # gains that are named
@@ -22,17 +23,17 @@ BOUNDS = {
     "cache": "the bandwidth of the cache",
     "overhead": "starting kernels",
 }
-PLAIN = ("f32", "f64")
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """What to do, why, the effort, and the part of the time that it saves at most."""
+    """What to do, why, the effort, and the part of something that it saves at most."""
 
     title: str
     text: str
     effort: int
     gain: float
+    of: str = "time"
 
 
 def told(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def told(report: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "limits": [*_time(facts), *_outside(facts), *_memory(facts)],
         "remedies": [
-            {"title": r.title, "text": r.text, "gain": r.gain} for r in found[:NAMED]
+            {"title": r.title, "text": r.text, "gain": r.gain, "of": r.of} for r in found[:NAMED]
         ],
     }  # fmt: skip
 
@@ -70,7 +71,7 @@ class Facts:
     def name(self, step: Mapping[str, Any]) -> str:
         loc = step["loc"]
         more = f" and {len(loc) - 1} more" if len(loc) > 1 else ""
-        return f"{loc[0]}{more}" if loc else step["name"] or step["kind"]
+        return f"{short(loc[0])}{more}" if loc else step["name"] or step["kind"]
 
 
 # ---------------------------------------------------------------- limits
@@ -92,7 +93,7 @@ def _time(facts: Facts) -> Iterator[str]:
         f"The longest step is {facts.name(longest)}: {duration(facts.time(longest))}, "
         f"{100 * facts.time(longest) / facts.total:.0f}% of it."
     )
-    if facts.measured and facts.least:
+    if facts.measured and facts.total > facts.least > 0:
         yield (
             f"All steps together take {facts.total / facts.least:.2g} times what the roofline "
             f"says they take at the least ({duration(facts.least)})."
@@ -114,7 +115,9 @@ def _memory(facts: Facts) -> Iterator[str]:
             continue
         peak = arena["live"].index(max(arena["live"]))
         live = [t for t in arena["tensors"] if t[2] <= peak <= t[3]]
-        names = " and ".join((t[4] or ["an input"])[0] for t in live[:2])
+        names = " and ".join(
+            list(dict.fromkeys(short((t[4] or ["an input"])[0]) for t in live))[:2]
+        )
         yield (
             f"The arena of {nbytes(arena['bytes'])} is fullest at step {peak}, where the results "
             f"of {names or 'nothing'} are live; constants take {nbytes(arena['constants'])}."
@@ -174,18 +177,22 @@ def _narrow(facts: Facts) -> Iterator[Remedy]:
 
 
 def _far(facts: Facts) -> Iterator[Remedy]:
-    """Steps that take much longer than by the roofline."""
-    if not facts.measured:
-        return
-    excess = [(facts.time(s) - s["least"], s) for s in facts.steps if s["least"]]
-    for lost, step in sorted(excess, key=lambda pair: -pair[0])[:2]:
-        factor = facts.time(step) / step["least"]
-        if factor >= FAR:
-            declined = step.get("declined") or []
+    """Kernels whose steps take much longer than by the roofline."""
+    kernels: dict[int, list[dict[str, Any]]] = {}
+    for step in facts.steps if facts.measured else ():
+        if step["least"] and step.get("kernel") is not None:
+            kernels.setdefault(step["kernel"], []).append(step)
+    for steps in kernels.values():
+        taken, least = sum(map(facts.time, steps)), sum(step["least"] for step in steps)
+        longest = max(steps, key=facts.time)
+        if taken >= FAR * least:
+            declined = longest["declined"]
             why = f" {declined[0][0]} did not make it, as {declined[0][1]}." if declined else ""
+            several = f" in {len(steps)} steps" if len(steps) > 1 else ""
             yield Remedy(
-                f"Look at {facts.name(step)}", f"Its kernel {step['name']} takes {factor:.2g} "
-                f"times its least time.{why}", WORK, lost / facts.total,
+                f"Look at {facts.name(longest)}", f"Its kernel {longest['name']} takes "
+                f"{taken / least:.2g} times its least time{several}.{why}", WORK,
+                (taken - least) / facts.total,
             )  # fmt: skip
 
 
@@ -198,7 +205,7 @@ def _apart(facts: Facts) -> Iterator[Remedy]:
         light = all(s["bound"] in ("memory", "cache", "overhead") for s in steps)
         reasons = [n for n in group["neighbours"] if n[0] == "reads" and "model" not in n[2]]
         if steps and light and len(group["holds"]) == 1 and reasons and facts.total:
-            name = group["loc"][0] if group["loc"] else f"group {number}"
+            name = short(group["loc"][0]) if group["loc"] else f"group {number}"
             yield Remedy(
                 f"Let {name} be fused", f"It is a kernel of its own, which only moves data, since "
                 f"it reads {reasons[0][1]}: {reasons[0][2]}.", WORK, time / facts.total,
@@ -209,10 +216,29 @@ def _host(facts: Facts) -> Iterator[Remedy]:
     for layer in facts.report["layers"]:
         if layer["fate"].startswith("runs on the host") and facts.run:
             yield Remedy(
-                f"Replace {layer['operator']} {layer['name']}", f"It {layer['fate']}; the model is "
-                "cut there.", WORK, max((facts.run - facts.total) / facts.run, LEAST),
+                f"Replace {layer['operator']} {short(layer['name'])}",
+                f"It {layer['fate']}; the model is cut there.", WORK, max((facts.run - facts.total) / facts.run, LEAST),
             )  # fmt: skip
             return
 
 
-REMEDIES = (_threads, _batch, _quantise, _narrow, _far, _apart, _host)
+def _small(facts: Facts) -> Iterator[Remedy]:
+    """Memory of a microcontroller."""
+    if facts.about["target"] != "c":
+        return
+    if not facts.about.get("quantised"):
+        yield Remedy(
+            "graphc quantise MODEL --data DATA --integers -o q.onnx", "Constants and tensors of 8 "
+            "bits are a quarter of those in float32, and integers need no floating-point unit.",
+            DATA, 3 / 4, "memory",
+        )  # fmt: skip
+    held = sum(arena["bytes"] for arena in facts.report["arenas"])
+    own = facts.about["interface"]["bytes"]
+    if held and facts.about.get("io") == "caller":
+        yield Remedy(
+            "--io arena", "Inputs and outputs then lie in the arena, where they share memory with "
+            "other tensors.", OPTION, own / (own + held), "RAM",
+        )  # fmt: skip
+
+
+REMEDIES = (_small, _threads, _batch, _quantise, _narrow, _far, _apart, _host)

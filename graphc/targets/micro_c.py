@@ -115,12 +115,12 @@ class MicroC(Trains):
 
     log: str | None = option(
         None, "show the times in a device's log, of a build with -DNAME_PROFILE", metavar="LOG",
-        commands=("profile",),
+        commands=("profile", "report"),
     )  # fmt: skip
     mhz: float | None = option(
         None, "the clock of the processor: to inspect, show the time of every layer; to profile, "
         "counts of the device's timer in a microsecond", type=float, what="a number above 0",
-        metavar="F", read=frequency, commands=("profile", "inspect"),
+        metavar="F", read=frequency, commands=("profile", "inspect", "report"),
     )  # fmt: skip
     chip: str | None = option(
         None, "show times on this chip, with what reads of its flash take (implies its --cpu and "

@@ -51,10 +51,14 @@ function quantity(value) {
 }
 const percent = (part) => (part == null ? "" : digits(100 * part) + "%");
 const plain = (value) => (value == null ? "" : typeof value === "number" ? digits(value, 4) : clean(value));
-const short = (text, most) => {
+/** A path by its end, or a text by its start, where there is no room for all of it. */
+const short = (text, most) => cut(text, most, (letters) => "…" + letters.slice(1 - most).join(""));
+const begin = (text, most) => cut(text, most, (letters) => letters.slice(0, most - 1).join("") + "…");
+function cut(text, most, shorter) {
   const letters = [...clean(text)];
-  return letters.length <= most ? letters.join("") : "…" + letters.slice(1 - most).join("");
-};
+  return letters.length <= most ? letters.join("") : shorter(letters);
+}
+const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 // ---------------------------------------------------------------- the data
 
@@ -62,6 +66,8 @@ const short = (text, most) => {
 const measured = (R) => R.steps.some((step) => step.seconds != null);
 const timeOf = (R, step) => (measured(R) ? step.seconds : step.least);
 const total = (R) => sum(R.steps.map((step) => timeOf(R, step)));
+/** What a step is weighed by: its time or, where no time is known, its operations. */
+const weightOf = (R, step) => (total(R) ? timeOf(R, step) || 0 : step.flops);
 const named = (thing) => thing.name || thing.loc?.[0] || thing.result || thing.operator;
 const stepTitle = (step) => (step.name || "(" + step.kind + ")");
 const layerNames = (R, numbers, loc) => numbers.length
@@ -91,7 +97,7 @@ function overlaid(R, name, layers, steps) {
   return overlay.of(R, [...new Set(steps)].map((n) => R.steps[n]));
 }
 const usable = (R) => Object.entries(OVERLAYS).filter(([name, overlay]) =>
-  (name !== "accuracy" || R.layers.some((x) => x.accuracy)) && (!overlay.measured || measured(R)));
+  (!["time", "bound"].includes(name) || total(R)) && (name !== "accuracy" || R.layers.some((x) => x.accuracy)) && (!overlay.measured || measured(R)));
 
 // ---------------------------------------------------------------- what is selected
 

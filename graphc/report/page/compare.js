@@ -15,7 +15,7 @@ function compareTab(A, B) {
       row: (row) => (state.R === A ? (row.a == null ? [null, ""] : ["layer", row.a]) : (row.b == null ? [null, ""] : ["layer", row.b])) }));
 }
 
-const label = (R, letter) => `${R.about.model || letter} (${R.about.target}, ${R.about.threads || 1} threads, graphc ${R.about.graphc || "?"})`;
+const label = (R, letter) => `${R.about.model || letter} (${R.about.target}, graphc ${R.about.graphc || "?"})`;
 
 const largest = (numbers) => Math.max(0, ...numbers);
 const TOTALS = [
@@ -26,27 +26,35 @@ const TOTALS = [
   ["bytes moved", (R) => sum(R.steps.map((s) => s.bytes)), bytes],
   ["arena", (R) => largest(R.arenas.map((a) => a.bytes)), bytes],
   ["constants", (R) => sum(R.arenas.map((a) => a.constants)), bytes],
-  ["layers", (R) => R.layers.length, plain],
-  ["groups", (R) => R.groups.length, plain],
-  ["steps", (R) => R.steps.length, plain],
+  ["layers", (R) => R.layers.length, null],
+  ["groups", (R) => R.groups.length, null],
+  ["steps", (R) => R.steps.length, null],
 ];
 
+/** A row of the totals; counts (without a `text`) are neither better nor worse. */
 function totalRow(title, a, b, text) {
-  const change = a && b ? b / a : null;
+  const change = text && a && b ? b / a : null;
+  text = text || plain;
   const kind = change == null || Math.abs(change - 1) < 0.02 ? "" : change < 1 ? "better" : "worse";
   return el("tr", {}, el("th", { scope: "row" }, title), el("td", {}, a == null ? "" : text(a)), el("td", {}, b == null ? "" : text(b)),
     el("td", { class: kind }, change == null ? "" : "×" + digits(change)));
 }
 
+/** Rows {a, b} of layers: of equal operators, by name, by the tensor that they give, or by name but
+ * for what quantisers add to it. */
 function matched(A, B) {
-  const byName = new Map(B.layers.map((x, n) => [x.name, n]));
-  const byResult = new Map(B.layers.flatMap((x, n) => x.results.map((name) => [name, n])));
-  const taken = new Set();
-  const rows = A.layers.map((x, a) => {
-    const found = [byName.get(x.name), ...x.results.map((name) => byResult.get(name))].find((n) => n != null && !taken.has(n) && B.layers[n].operator === x.operator);
-    if (found != null) taken.add(found);
-    return { a, b: found ?? null };
-  });
+  const keys = [(x) => [x.name], (x) => x.results, (x) => [x.name.replace(/(\.\d+|_quant|_quantized)$/, "")]];
+  const rows = A.layers.map((_, a) => ({ a, b: null })), taken = new Set();
+  for (const of of keys) {
+    const found = new Map();
+    B.layers.forEach((x, n) => { if (!taken.has(n)) for (const key of of(x)) found.set(x.operator + " " + key, n); });
+    for (const row of rows) {
+      if (row.b != null) continue;
+      const layer = A.layers[row.a];
+      const b = of(layer).map((key) => found.get(layer.operator + " " + key)).find((n) => n != null && !taken.has(n));
+      if (b != null) { row.b = b; taken.add(b); }
+    }
+  }
   B.layers.forEach((_, b) => { if (!taken.has(b)) rows.push({ a: null, b }); });
   return rows;
 }

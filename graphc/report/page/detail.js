@@ -7,7 +7,7 @@ function showDetail(chosen) {
   const parts = { layer: layerDetail, group: groupDetail, step: stepDetail }[chosen.kind](R, chosen.number);
   panel.replaceChildren(el("div", { class: "bar" },
     el("button", { title: "wider or narrower (w)", "aria-label": "wider", onclick: widen }, "⇔"),
-    el("button", { title: "close (Esc)", "aria-label": "close", onclick: () => select(null) }, "✕")), ...parts);
+    el("button", { title: "close (Esc)", "aria-label": "close", onclick: () => select(null) }, "✕")), ...parts.filter(Boolean));
   panel.scrollTop = 0;
   const code = chosen.code && panel.querySelector(".code");
   if (code) { code.open = true; code.scrollIntoView(); }
@@ -29,7 +29,7 @@ function layerDetail(R, number) {
     el("p", { class: "fate" }, layer.fate[0]?.toUpperCase() + layer.fate.slice(1) + "."),
     kernelLinks(R, layer.steps, layer.steps.length ? "Kernels and their code" : null) || nearest(R, number),
     section("Rewritten by", list(layer.rewrites)),
-    section("Fused groups", links("group", layer.groups, (n) => `${R.groups[n].operator} (${R.groups[n].layers.length} layers)`)),
+    section("Fused groups", links("group", layer.groups, (n) => `${R.groups[n].operator} (${count(R.groups[n].layers.length, "layer")})`)),
     facts([["gives", layer.results.map((name, n) => `${name} ${layer.types[n] || ""}`).join(", ")], ["inside", layer.inside],
       ["operations", quantity(layer.flops)], ["bytes", bytes(layer.bytes)], ...accuracy(layer.accuracy)]),
     section("Layout", list(layer.layouts)), section("Notes", list(layer.notes)),
@@ -106,7 +106,7 @@ function codeOf(R, kernel, number) {
   const show = (form) => {
     state.form = form;
     text.textContent = cleanCode(kernel.code[form]);
-    lines.textContent = `${kernel.code[form].split("\n").length - 1} lines` + (sharing > 1 ? `, shared by ${sharing} steps` : "");
+    lines.textContent = count(kernel.code[form].trimEnd().split("\n").length, "line") + (sharing > 1 ? `, shared by ${sharing} steps` : "");
     for (const button of tabs.children) button.setAttribute("aria-selected", button.dataset.form === form);
   };
   const tabs = el("div", { class: "forms", role: "tablist" }, forms.map((form) =>

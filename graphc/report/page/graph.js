@@ -1,7 +1,7 @@
 // The two graphs: nodes of the model, and groups of the compiled graph, each coloured by what is
 // overlaid. Nodes whose names share a path stand for one another while they are collapsed.
 
-const BOX = { w: 156, h: 40, letters: 21 };
+const BOX = { w: 156, h: 40, letters: 17 };
 const AIM = 80; // nodes that a graph shows at first, where paths let it
 const HEAT = 9; // shades
 
@@ -105,8 +105,8 @@ function box(view, node) {
     "data-kind": node.input || node.folder ? false : view.kind, "data-number": node.input || node.folder ? false : item.number },
     draw("title", {}, `${label}\n${sub}`),
     draw("rect", { width: BOX.w, height: BOX.h, rx: node.input ? 18 : 5 }),
-    draw("text", { x: BOX.w / 2, y: 16, class: "label" }, short(label, BOX.letters)),
-    draw("text", { x: BOX.w / 2, y: 31, class: "sub" }, short(sub, BOX.letters + 4)));
+    draw("text", { x: BOX.w / 2, y: 16, class: "label" }, begin(label, BOX.letters)),
+    draw("text", { x: BOX.w / 2, y: 31, class: "sub" }, short(sub, BOX.letters + 6)));
 }
 
 // ---------------------------------------------------------------- colours
@@ -177,10 +177,10 @@ function walk(view, event) {
 // ---------------------------------------------------------------- the tab
 
 function graphTab(R) {
-  const layers = R.layers.map((x, n) => ({ path: pathOf(x.name), label: x.operator, sub: x.name.split("/").pop() || x.name,
+  const layers = R.layers.map((x, n) => ({ path: pathOf(x.name), label: x.operator, sub: x.name,
     number: n, reads: x.reads, inputs: x.inputs, layers: [n], steps: x.steps }));
   const groups = R.groups.map((x, n) => ({ path: pathOf(x.loc[0] || ""), label: x.operator,
-    sub: x.loc.length ? x.loc[0].split("/").pop() + (x.loc.length > 1 ? ` +${x.loc.length - 1}` : "") : x.result,
+    sub: x.loc.length ? x.loc[0] + (x.loc.length > 1 ? ` +${x.loc.length - 1}` : "") : x.result,
     number: n, reads: x.reads, inputs: x.inputs, layers: x.layers, steps: x.steps }));
   const views = [graphView("The model, as imported", "layer", layers), graphView("As compiled, fused", "group", groups)];
   onSelectIn("graph", (chosen) => views.forEach((view) => mark(view, chosen)));

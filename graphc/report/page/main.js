@@ -38,6 +38,7 @@ function showTab(name) {
 function showReport(which) {
   state.which = which;
   state.R = state.all[which];
+  if (!usable(state.R).some(([name]) => name === state.overlay)) state.overlay = usable(state.R)[0][0];
   built.clear();
   following.clear();
   header();
@@ -47,7 +48,7 @@ function showReport(which) {
 
 function header() {
   const about = state.R.about, both = state.all.against;
-  const where = [about.target, about.processor, `${about.threads} thread${about.threads > 1 ? "s" : ""}`,
+  const where = [about.target, about.processor, about.threads && count(about.threads, "thread"),
     ...Object.entries(about.open_dims || {}).map(([name, size]) => `${name} = ${size}`), `graphc ${about.graphc}`].filter(Boolean);
   byId("header").replaceChildren(
     el("h1", {}, about.model, el("small", {}, where.join(" · "))),

@@ -33,7 +33,7 @@ function overviewTab(R) {
   const arena = Math.max(0, ...R.arenas.map((a) => a.bytes));
   const cards = [
     run ? card("A run", seconds(run.run), `median of ${run.rounds}; 90% under ${seconds(run.latencies.p90)}`) : null,
-    card(measured(R) ? "Compiled steps" : "At least", seconds(whole) || "unknown",
+    card(measured(R) ? "Compiled steps" : "At least", whole ? seconds(whole) : "unknown",
       measured(R) ? `the roofline allows ${seconds(sum(R.steps.map((s) => s.least)))}` : "by the roofline; nothing was measured"),
     card("Operations", quantity(sum(R.steps.map((s) => s.flops))), `${bytes(sum(R.steps.map((s) => s.bytes)))} moved`),
     card("Arena", bytes(arena), `at least ${bytes(Math.max(0, ...R.arenas.map((a) => a.lower_bound)))}`),
@@ -48,9 +48,9 @@ function overviewTab(R) {
       el("section", {}, el("h2", {}, "What limits this model"), el("ul", {}, R.limits.map((text) => el("li", {}, text))), shares(R)),
       el("section", {}, el("h2", {}, "The cheapest remedies"),
         R.remedies.length ? el("ol", { class: "remedies" }, R.remedies.map((x) => el("li", {}, el("b", {}, x.title),
-          el("small", {}, ` saves at most ${percent(x.gain)} of the time`), el("br"), x.text)))
-          : el("p", {}, "None is known that would save 2% or more."))),
-    el("section", {}, el("h2", {}, "Where the time goes"), longestSteps(R)),
+          el("small", {}, ` saves at most ${percent(x.gain)} of the ${x.of}`), el("br"), x.text)))
+          : el("p", {}, "None is known that would save more than a fiftieth."))),
+    el("section", {}, el("h2", {}, whole ? "Where the time goes" : "Where the operations are"), longestSteps(R)),
     el("section", { class: "columns" },
       el("div", {}, el("h2", {}, "Inputs"), el("ul", {}, tensors(about.interface.inputs))),
       el("div", {}, el("h2", {}, "Outputs"), el("ul", {}, tensors(about.interface.outputs))),
@@ -71,13 +71,14 @@ function shares(R) {
 }
 
 function longestSteps(R) {
-  const whole = total(R);
-  const steps = R.steps.map((s, n) => [s, n]).sort((a, b) => (timeOf(R, b[0]) || 0) - (timeOf(R, a[0]) || 0)).slice(0, 12);
-  return el("ul", { class: "bars" }, steps.map(([s, n]) => el("li", {},
+  const weights = R.steps.map((s) => weightOf(R, s)), whole = sum(weights), most = Math.max(0, ...weights);
+  const steps = R.steps.map((_, n) => n).sort((a, b) => weights[b] - weights[a] || a - b).slice(0, 12);
+  const told = (s, n) => [total(R) ? seconds(timeOf(R, s)) : quantity(s.flops) + " operations", percent(whole ? weights[n] / whole : 0), s.bound].filter(Boolean);
+  return el("ul", { class: "bars" }, steps.map((n) => el("li", {},
     el("button", { class: "bar", onclick: () => select("step", n), "data-kind": "step", "data-number": n },
-      el("span", { class: "name" }, short(layerNames(R, s.layers, s.loc) || stepTitle(s), 46)),
-      el("meter", { min: 0, max: 1, value: whole ? (timeOf(R, s) || 0) / (timeOf(R, steps[0][0]) || 1) : 0, "aria-hidden": "true" }),
-      el("span", { class: "value" }, `${seconds(timeOf(R, s))} · ${percent(whole ? (timeOf(R, s) || 0) / whole : 0)} · ${s.bound}`)))));
+      el("span", { class: "name" }, short(layerNames(R, R.steps[n].layers, R.steps[n].loc) || stepTitle(R.steps[n]), 44)),
+      el("meter", { min: 0, max: 1, value: most ? weights[n] / most : 0, "aria-hidden": "true" }),
+      el("span", { class: "value" }, told(R.steps[n], n).join(" · "))))));
 }
 
 // ---------------------------------------------------------------- memory
@@ -100,7 +101,7 @@ function arenaPlot(R, arena, program) {
     return draw("g", { class: `tensor hue-${n % 8}`, "data-steps": at.get(first) ?? "", onclick: () => at.has(first) && select("step", at.get(first)) },
       draw("title", {}, `${loc.join(", ") || name}: ${bytes(size)} at ${offset}, steps ${first} to ${last}`),
       draw("rect", { x: x(first), y: y(offset + size), width: wide, height: high }),
-      high > 13 && letters > 4 && draw("text", { x: x(first) + 4, y: y(offset + size / 2) + 4 }, short(`${name} ${bytes(size)}`, letters)));
+      high > 13 && letters > 6 && draw("text", { x: x(first) + 4, y: y(offset + size / 2) + 4 }, begin(`${name} ${bytes(size)}`, letters)));
   });
   const every = Math.max(1, Math.ceil(steps / 20));
   return frame("arena over time", Array.from({ length: 5 }, (_, n) => tickY(y((top * n) / 4), bytes(Math.round((top * n) / 4)))),
@@ -132,7 +133,7 @@ function rooflineTab(R) {
   const powers = (low, high) => { const found = []; for (let p = Math.ceil(Math.log10(low)); 10 ** p <= high; p++) found.push(10 ** p); return found; };
   const roof = (flops, bandwidth, kind, name) => [
     draw("path", { class: "roof " + kind, d: `M${x(x0)} ${y(x0 * bandwidth)}L${x(flops / bandwidth)} ${y(flops)}L${x(x1)} ${y(flops)}` }),
-    draw("text", { x: kind === "cache" ? x(x0 * 1.4) : PLOT.left + inner.w - 8, y: kind === "cache" ? y(x0 * 1.4 * bandwidth) - 8 : y(flops) - 6, class: kind === "cache" ? "roof-name" : "roof-name end" }, name)];
+    draw("text", { x: kind === "cache" ? x(x0 * 1.4) : PLOT.left + inner.w - 8, y: kind === "cache" ? y(x0 * 1.4 * bandwidth) + 18 : y(flops) - 6, class: kind === "cache" ? "roof-name" : "roof-name end" }, name)];
   const most = Math.max(...steps.map(([s]) => timeOf(R, s) || 0), 1e-12);
   const dots = steps.map(([s, n]) => draw("circle", { cx: x(s.flops / s.bytes), cy: y(reached(s)), r: 4 + 12 * Math.sqrt((timeOf(R, s) || 0) / most),
     class: "dot bound-" + s.bound, "data-steps": n, "data-kind": "step", "data-number": n, onclick: () => select("step", n) },
