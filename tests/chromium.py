@@ -4,6 +4,7 @@ a person gives them, what the page asked of the network, and what it complained 
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -32,17 +33,25 @@ KEYS = {
 }
 
 
+def _pipe() -> list[int]:
+    """A pipe whose numbers are none of the first few, which a shell gives away."""
+    ends = os.pipe()
+    high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
+    for end in ends:
+        os.close(end)
+    return high
+
+
 class Chromium:
     """A browser with one page. `requests` are the addresses that the page asked for, `complaints`
     errors in its console."""
 
     def __init__(self, profile: Path):
         assert PROGRAM is not None
-        read, self._to = os.pipe()
-        self._from, write = os.pipe()
-        script = f'exec "$@" 3<&{read} 4>&{write}'
+        (read, self._to), (self._from, write) = _pipe(), _pipe()
+        script = f'exec "$@" 3<&{read} 4>&{write}'  # where Chromium looks for its pipe
         self._process = subprocess.Popen(
-            ["sh", "-c", script, "sh", PROGRAM, *FLAGS, f"--user-data-dir={profile}"],
+            ["bash", "-c", script, "bash", PROGRAM, *FLAGS, f"--user-data-dir={profile}"],
             pass_fds=(read, write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(read)

@@ -213,13 +213,13 @@ def _apart(facts: Facts) -> Iterator[Remedy]:
 
 
 def _host(facts: Facts) -> Iterator[Remedy]:
-    for layer in facts.report["layers"]:
-        if layer["fate"].startswith("runs on the host") and facts.run:
-            yield Remedy(
-                f"Replace {layer['operator']} {short(layer['name'])}",
-                f"It {layer['fate']}; the model is cut there.", WORK, max((facts.run - facts.total) / facts.run, LEAST),
-            )  # fmt: skip
-            return
+    hosted = [x for x in facts.report["layers"] if x["fate"].startswith("runs on the host")]
+    if hosted and facts.run:
+        layer, outside = hosted[0], (facts.run - facts.total) / facts.run
+        yield Remedy(
+            f"Replace {layer['operator']} {short(layer['name'])}",
+            f"It {layer['fate']}; the model is cut there.", WORK, max(outside, LEAST),
+        )  # fmt: skip
 
 
 def _small(facts: Facts) -> Iterator[Remedy]:

@@ -7,29 +7,35 @@ parts of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 PART = r"(?:[._]\w+)*"
+COMMENT = r"(?:^(?://|/\*| \*)[^\n]*\n)*"
 
 
 def by_braces(text: str, kernels: Iterable[str]) -> dict[str, str]:
     """Of LLVM or the C family: a function opens with a line that has its name before a
-    parenthesis, and is closed by a brace at the start of a line."""
-    opening = rf"^[^\s}}][^\n]*\b({{}}){PART}\("
-    return _sorted(re.split(r"(?<=\n}\n)", text), opening, kernels)
+    parenthesis, and is closed by a brace at the start of a line; comments before it are its own."""
+    name = _named(kernels)
+    pattern = rf"{COMMENT}^(?!declare)[^\s}}][^\n]*\b{name}\(.*?^}}$"
+    return _joined((m[1], m[0]) for m in re.finditer(pattern, text, re.M | re.S))
 
 
 def by_labels(text: str, kernels: Iterable[str]) -> dict[str, str]:
     """Of assembly: functions stand apart by empty lines, constants with those that read them."""
-    return _sorted(re.split(r"(?<=\n)\n", text), rf"^_?({{}}){PART}:", kernels)
+    label = re.compile(rf"^_?{_named(kernels)}:", re.M)
+    parts = ((label.search(part), part) for part in re.split(r"(?<=\n)\n", text))
+    return _joined((match[1], part.strip("\n")) for match, part in parts if match)
 
 
-def _sorted(parts: Iterable[str], opening: str, kernels: Iterable[str]) -> dict[str, str]:
+def _named(kernels: Iterable[str]) -> str:
+    """A pattern of the functions of kernels, whose first group is the kernel."""
     names = sorted(kernels, key=len, reverse=True)
-    pattern = re.compile(opening.replace("{}", "|".join(map(re.escape, names))), re.M)
+    return rf"({'|'.join(map(re.escape, names)) or '(?!)'}){PART}"
+
+
+def _joined(functions: Iterator[tuple[str, str]]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
-    for part in parts if names else ():
-        match = pattern.search(part)
-        if match:
-            found.setdefault(match[1], []).append(part.strip("\n"))
+    for name, text in functions:
+        found.setdefault(name, []).append(text)
     return {name: "\n\n".join(texts) + "\n" for name, texts in found.items()}
