@@ -67,7 +67,7 @@ def write_model(line: str) -> None:
 
 def shorter(words: list[str]) -> list[str]:
     """A command that measures for a moment only."""
-    if "--runs" in words or not {"bench", "profile"} & set(words):
+    if "--runs" in words or not {"bench", "profile", "report"} & set(words):
         return words
     if "--seconds" in words:
         words[words.index("--seconds") + 1] = "0.05"

@@ -12,7 +12,7 @@ import pytest
 from graphc.cli import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("profiling", "comparing", "quantising", "serving", "microcontrollers")
+PAGES = ("profiling", "comparing", "quantising", "serving", "microcontrollers", "report")
 
 
 def commands(page: str) -> list[str]:
@@ -33,4 +33,8 @@ def test_commands(page, tmp_path, monkeypatch, capsys):
     for line in commands(page):
         words = shlex.split(line, comments=True)
         assert words[0] == "graphc"
-        assert main(words[1:]) == 0, f"{line}: {capsys.readouterr().err}"
+        words, into = (words[:-2], words[-1]) if ">" in words else (words, None)
+        code, printed = main(words[1:]), capsys.readouterr()
+        assert code == 0, f"{line}: {printed.err}"
+        if into is not None:
+            (tmp_path / into).write_text(printed.out)

@@ -175,7 +175,7 @@ def test_tables_sort_and_filter(opened):
     ordered = sorted(range(len(data["steps"])), key=lambda n: (-data["steps"][n]["seconds"], n))
     assert page.js(column) == ordered
     page.click("thead th:nth-child(1) button")
-    assert page.js(column) == ordered[:0] + list(range(len(ordered)))[::-1]
+    assert page.js(column) == list(range(len(ordered)))[::-1]
     page.click("thead th:nth-child(1) button")
     assert page.js(column) == list(range(len(ordered)))
     assert page.js("document.querySelector('thead th').getAttribute('aria-sort')") == "ascending"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from graphc.errors import UnsupportedError
-from graphc.ir.graph import Graph, Op
+from graphc.ir.graph import Graph, Op, Value
 
 SHOWN = ("imported", "typed", "canonical", "laid_out", "fused")
 EXPLORER = "phases.json"
@@ -23,12 +24,11 @@ def write_phases(args: argparse.Namespace, folder: Path) -> None:
     from graphc.files import atomic_folder, write_text
     from graphc.frontend.onnx_export import export_onnx
 
-    target = target_of(args).detached()
+    target, model = target_of(args).detached(), open_model(args)
+    model.close()
     with atomic_folder(folder) as temporary:
         graphs = []
         for number, phase in enumerate(SHOWN, 1):
-            model = open_model(args)
-            model.close()
             graph = graph_at(model, phase, target, settings(args, target))
             graphs.append({"id": f"{number} {phase}", "nodes": list(nodes(graph))})
             try:
@@ -39,10 +39,10 @@ def write_phases(args: argparse.Namespace, folder: Path) -> None:
         write_text(temporary / EXPLORER, json.dumps([collection], allow_nan=False))
 
 
-def nodes(graph: Graph) -> Any:
+def nodes(graph: Graph) -> Iterator[dict[str, Any]]:
     """The nodes of a graph as Model Explorer has them; what a fused op holds is in a namespace of
     its own. Constants are attributes of those that read them."""
-    makers: dict[Any, tuple[str, str]] = {p: (f"input {p.name}", "0") for p in graph.params}
+    makers: dict[Value, tuple[str, str]] = {p: (f"input {p.name}", "0") for p in graph.params}
     for param in graph.params:
         yield _node(f"input {param.name}", "input", "inputs", [], [param.type])
     yield from _ops(graph.ops, makers, "", "op")
@@ -51,7 +51,9 @@ def nodes(graph: Graph) -> Any:
         yield _node(f"output {number}", name, "outputs", _edges([value], makers), [])
 
 
-def _ops(ops: Any, makers: dict[Any, tuple[str, str]], space: str, prefix: str) -> Any:
+def _ops(
+    ops: Iterable[Op], makers: dict[Value, tuple[str, str]], space: str, prefix: str
+) -> Iterator[dict[str, Any]]:
     for number, op in enumerate(op for op in ops if op.name != "Constant"):
         own = f"{prefix}{number}"
         if op.name == "yield":
@@ -73,7 +75,9 @@ def _space(op: Op) -> str:
     return op.loc[0].strip("/").rpartition("/")[0] if op.loc else ""
 
 
-def _edges(values: Any, makers: dict[Any, tuple[str, str]]) -> list[dict[str, str]]:
+def _edges(
+    values: Sequence[Value | None], makers: dict[Value, tuple[str, str]]
+) -> list[dict[str, str]]:
     return [
         {"sourceNodeId": makers[v][0], "sourceNodeOutputId": makers[v][1],
          "targetNodeInputId": str(n)}
@@ -82,7 +86,12 @@ def _edges(values: Any, makers: dict[Any, tuple[str, str]]) -> list[dict[str, st
 
 
 def _node(
-    own: str, label: str, space: str, edges: list[dict[str, str]], types: Any, op: Op | None = None
+    own: str,
+    label: str,
+    space: str,
+    edges: list[dict[str, str]],
+    types: Sequence[Any],
+    op: Op | None = None,
 ) -> dict[str, Any]:
     attributes = {} if op is None else {"layers": ", ".join(op.loc)}
     for number, value in enumerate(op.inputs if op else ()):

@@ -14,7 +14,7 @@ Lists refer to one another by index. Times are in seconds. Numbers that are not 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,7 @@ class Gathering:
 
     # ---------------------------------------------------------------- the model
 
-    def _layers(self) -> Any:
+    def _layers(self) -> Iterator[dict[str, Any]]:
         ops: dict[str, list[Op]] = {}
         for op in self.record.graph.walk():
             if op.loc:
@@ -99,7 +99,8 @@ class Gathering:
 
     def _read(self, ops: Sequence[Op]) -> dict[str, Any]:
         """The layers and the inputs of the model that ops read."""
-        layers, inputs = {}, {}
+        layers: dict[int, None] = {}
+        inputs: dict[str, None] = {}
         for value in (v for op in ops for v in _operands(op)):
             maker = value.producer
             if maker is None:
@@ -197,11 +198,14 @@ class Gathering:
 
     def _peak(self, program: Program, step: Step) -> float | None:
         peaks = self.record.peaks
-        return peaks and peaks.using(instructions(program.kernels[step.kernel])).flops
+        used = instructions(program.kernels[step.kernel])
+        return None if peaks is None else peaks.using(used).flops
 
     def _peaks(self) -> dict[str, Any] | None:
         peaks = self.record.peaks
-        return peaks and {
+        if peaks is None:
+            return None
+        return {
             "name": peaks.name, "flops": peaks.flops, "bandwidth": peaks.bandwidth,
             "cache_bandwidth": peaks.cache_bandwidth, "cache": peaks.cache,
             "overhead": peaks.overhead,
