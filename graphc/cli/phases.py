@@ -6,10 +6,11 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from graphc.errors import UnsupportedError
 from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.types import Type
+from graphc.report.gathered import Data
 
 SHOWN = ("imported", "typed", "canonical", "laid_out", "fused")
 EXPLORER = "phases.json"
@@ -39,7 +40,7 @@ def write_phases(args: argparse.Namespace, folder: Path) -> None:
         write_text(temporary / EXPLORER, json.dumps([collection], allow_nan=False))
 
 
-def nodes(graph: Graph) -> Iterator[dict[str, Any]]:
+def nodes(graph: Graph) -> Iterator[Data]:
     """The nodes of a graph as Model Explorer has them; what a fused op holds is in a namespace of
     its own. Constants are attributes of those that read them."""
     makers: dict[Value, tuple[str, str]] = {p: (f"input {p.name}", "0") for p in graph.params}
@@ -53,7 +54,7 @@ def nodes(graph: Graph) -> Iterator[dict[str, Any]]:
 
 def _ops(
     ops: Iterable[Op], makers: dict[Value, tuple[str, str]], space: str, prefix: str
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Data]:
     for number, op in enumerate(op for op in ops if op.name != "Constant"):
         own = f"{prefix}{number}"
         if op.name == "yield":
@@ -90,9 +91,9 @@ def _node(
     label: str,
     space: str,
     edges: list[dict[str, str]],
-    types: Sequence[Any],
+    types: Sequence[Type | None],
     op: Op | None = None,
-) -> dict[str, Any]:
+) -> Data:
     attributes = {} if op is None else {"layers": ", ".join(op.loc)}
     for number, value in enumerate(op.inputs if op else ()):
         if value is not None and value.constant is not None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from graphc.cli.models import Model
     from graphc.ir.machine import Peaks
     from graphc.ir.program import Program
+    from graphc.report.gathered import Data
     from graphc.report.measuring import Measured
     from graphc.report.trace import Trace
     from graphc.runtime.compiled import CompiledModel
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _against(args: argparse.Namespace) -> dict[str, Any] | None:
+def _against(args: argparse.Namespace) -> Data | None:
     """The report to compare with: read, or that of another model."""
     from graphc.report.page import read_report
 
@@ -118,7 +119,7 @@ def _against(args: argparse.Namespace) -> dict[str, Any] | None:
     return gathered(own, {})
 
 
-def _accuracy(path: str) -> dict[str, Any]:
+def _accuracy(path: str) -> Data:
     """Differences by layer, as `graphc compare --json` tells them."""
     from graphc.report.page import read_json
 
@@ -130,7 +131,7 @@ def _accuracy(path: str) -> dict[str, Any]:
     return {str(x.get("layer")): {k: x[k] for k in kept if k in x} for x in layers}
 
 
-def gathered(args: argparse.Namespace, accuracy: dict[str, Any]) -> dict[str, Any]:
+def gathered(args: argparse.Namespace, accuracy: Data) -> Data:
     """The data of the report of a model."""
     from graphc.cli.explain import watched
     from graphc.cli.models import open_model
@@ -179,9 +180,7 @@ def _times(
     return [(trace.programs[0], logged_medians(*logged))]
 
 
-def _about(
-    model: Model, target: Target, args: argparse.Namespace, peaks: Peaks | None
-) -> dict[str, Any]:
+def _about(model: Model, target: Target, args: argparse.Namespace, peaks: Peaks | None) -> Data:
     """What was compiled, for what."""
     from graphc import __version__
     from graphc.backends.llvm_cpu.target import default_threads
@@ -219,7 +218,7 @@ def _measured(
         return None
 
 
-def _runs(measured: Measured) -> dict[str, Any]:
+def _runs(measured: Measured) -> Data:
     """Whole runs."""
     from graphc.report.profile import PERCENTILES
 

@@ -23,7 +23,7 @@ import numpy as np
 from graphc.analysis.cost import instructions, op_cost
 from graphc.analysis.memory import arena_use
 from graphc.ir.graph import Graph, Op, Value
-from graphc.ir.program import Program, Step, ending
+from graphc.ir.program import AnyStep, Program, Step, ending
 from graphc.ir.types import TensorType
 from graphc.passes.manager.journal import subject
 from graphc.report import groups
@@ -32,6 +32,7 @@ from graphc.report.layers import Layer, layers_of
 from graphc.report.profile import Costs, StepTime, known
 
 FORMAT, VERSION = "graphc-report", 1
+Data = dict[str, Any]  # as JSON has it
 Codes = Mapping[str, Mapping[str, str]]  # by form, the text of each kernel
 
 
@@ -46,7 +47,7 @@ class Gathering:
     shaped: Graph
     code: Callable[[Program], Codes]
     times: Sequence[tuple[Program, np.ndarray]] = ()
-    accuracy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    accuracy: Mapping[str, Data] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layers = [x for x in layers_of(self.record.graph) if x.operator != "Constant"]
@@ -56,10 +57,10 @@ class Gathering:
             (run.graph, op) for run in self.record.trace.runs for op in run.graph.ops
             if op.name not in ("Constant", "yield")
         ]  # fmt: skip
-        self.kernels: list[dict[str, Any]] = []
-        self.steps: list[dict[str, Any]] = []
+        self.kernels: list[Data] = []
+        self.steps: list[Data] = []
 
-    def data(self, about: Mapping[str, Any]) -> dict[str, Any]:
+    def data(self, about: Data) -> Data:
         """The report."""
         for number, program in enumerate(self.programs):
             self._program(number, program)
@@ -73,7 +74,7 @@ class Gathering:
 
     # ---------------------------------------------------------------- the model
 
-    def _layers(self) -> Iterator[dict[str, Any]]:
+    def _layers(self) -> Iterator[Data]:
         ops: dict[str, list[Op]] = {}
         for op in self.record.graph.walk():
             if op.loc:
@@ -97,7 +98,7 @@ class Gathering:
                 "accuracy": dict(self.accuracy.get(layer.name, {})) or None,
             }
 
-    def _read(self, ops: Sequence[Op]) -> dict[str, Any]:
+    def _read(self, ops: Sequence[Op]) -> Data:
         """The layers and the inputs of the model that ops read."""
         layers: dict[int, None] = {}
         inputs: dict[str, None] = {}
@@ -113,7 +114,7 @@ class Gathering:
     def _steps_of(self, layer: str) -> list[int]:
         return [n for n, step in enumerate(self.steps) if layer in step["loc"]]
 
-    def _interface(self) -> dict[str, Any]:
+    def _interface(self) -> Data:
         graph = self.shaped
         types = [v.type for v in (*graph.params, *graph.results)]
         return {
@@ -124,7 +125,7 @@ class Gathering:
 
     # ---------------------------------------------------------------- the optimised graphs
 
-    def _group(self, number: int) -> dict[str, Any]:
+    def _group(self, number: int) -> Data:
         graph, op = self.ops[number]
         told = groups.group(self.record.trace, graph, op)
         makers = {v: n for n, (_, each) in enumerate(self.ops) for v in each.outputs}
@@ -185,7 +186,7 @@ class Gathering:
                 calls += 1
             self.steps.append({"program": number, **told})
 
-    def _step(self, costs: Costs, step: Any, program: Program, place: int) -> dict[str, Any]:
+    def _step(self, costs: Costs, step: AnyStep, program: Program, place: int) -> Data:
         times = next((each for timed, each in self.times if timed is program), None)
         calls, seconds = (1.0, 0.0) if times is None else map(float, times[:, place])
         made: StepTime = costs.step(step, calls, seconds)
@@ -201,7 +202,7 @@ class Gathering:
         used = instructions(program.kernels[step.kernel])
         return None if peaks is None else peaks.using(used).flops
 
-    def _peaks(self) -> dict[str, Any] | None:
+    def _peaks(self) -> Data | None:
         peaks = self.record.peaks
         if peaks is None:
             return None
@@ -212,7 +213,7 @@ class Gathering:
         }  # fmt: skip
 
 
-def _layer(layer: Layer, answer: Answer) -> dict[str, Any]:
+def _layer(layer: Layer, answer: Answer) -> Data:
     return {
         "name": layer.name, "operator": layer.operator, "results": list(layer.results),
         "inside": layer.inside, "fate": answer.fate, "rewrites": list(answer.rewrites),
@@ -225,7 +226,7 @@ def _operands(op: Op) -> list[Value]:
     return [v for v in op.inputs if v is not None]
 
 
-def _arena(program: Program) -> dict[str, Any]:
+def _arena(program: Program) -> Data:
     """The arena of a program: live bytes at each call, and the tensors as [offset, bytes, first
     call, last call, layers]."""
     use = arena_use(program)

@@ -6,12 +6,12 @@ most, by the roofline or by what was measured; what saves less than a fiftieth i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from graphc.analysis.text import duration, nbytes
 from graphc.passes.reasons import short
+from graphc.report.gathered import Data
 
 OPTION, DATA, WORK = range(3)  # effort: another option; a command with data; work on the model
 LEAST = 0.02  # gains that are named
@@ -36,7 +36,7 @@ class Remedy:
     of: str = "time"
 
 
-def told(report: Mapping[str, Any]) -> dict[str, Any]:
+def told(report: Data) -> Data:
     """Limits and remedies of a report, as data for it."""
     facts = Facts(report)
     found = [r for make in REMEDIES for r in make(facts) if r.gain >= LEAST]
@@ -52,23 +52,24 @@ def told(report: Mapping[str, Any]) -> dict[str, Any]:
 class Facts:
     """Sums that several sentences rest on. Times are measured ones, else the least."""
 
-    def __init__(self, report: Mapping[str, Any]):
+    def __init__(self, report: Data):
         self.report, self.about = report, report["about"]
-        self.steps: Sequence[dict[str, Any]] = report["steps"]
+        self.steps: Sequence[Data] = report["steps"]
         self.measured = any(step["seconds"] is not None for step in self.steps)
         self.total = sum(map(self.time, self.steps))
         self.least = sum(step["least"] or 0.0 for step in self.steps)
         run = self.about.get("measured") or {}
         self.run = run.get("run") or self.total
+        self.whole = max(self.run, self.total)  # of which remedies save a part
 
-    def time(self, step: Mapping[str, Any]) -> float:
+    def time(self, step: Data) -> float:
         return (step["seconds"] if self.measured else step["least"]) or 0.0
 
     def bound(self, *names: str) -> float:
         """The seconds of steps of these bounds."""
         return sum(self.time(step) for step in self.steps if step["bound"] in names)
 
-    def name(self, step: Mapping[str, Any]) -> str:
+    def name(self, step: Data) -> str:
         loc = step["loc"]
         more = f" and {len(loc) - 1} more" if len(loc) > 1 else ""
         return f"{short(loc[0])}{more}" if loc else step["name"] or step["kind"]
@@ -130,7 +131,7 @@ def _memory(facts: Facts) -> Iterator[str]:
 def _threads(facts: Facts) -> Iterator[Remedy]:
     cores, used = facts.about.get("cores") or 1, facts.about.get("threads") or 1
     if facts.about["target"] == "cpu" and used < cores:
-        parallel = facts.bound("compute", "cache") / (facts.total or 1)
+        parallel = facts.bound("compute", "cache") / (facts.whole or 1)
         yield Remedy(
             f"--threads {cores}", f"The model ran on {used} of {cores} cores; steps that are "
             "bound by arithmetic or the cache can be shared by all.", OPTION,
@@ -145,7 +146,7 @@ def _batch(facts: Facts) -> Iterator[Remedy]:
     if dims and facts.run:
         yield Remedy(
             f"--dim {dims[0]}=8", "Starting kernels and calling the model cost the same for "
-            "several samples as for one.", OPTION, fixed / facts.run * 7 / 8,
+            "several samples as for one.", OPTION, fixed / facts.whole * 7 / 8,
         )  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def _quantise(facts: Facts) -> Iterator[Remedy]:
     yield Remedy(
         "graphc quantise MODEL --data DATA -o q.onnx", "Weights and activations of 8 bits are a "
         "quarter of the bytes of float32, and these bound the steps. Measure what it costs in "
-        "accuracy with graphc compare.", DATA, bound / facts.total * 3 / 4,
+        "accuracy with graphc compare.", DATA, bound / facts.whole * 3 / 4,
     )  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def _narrow(facts: Facts) -> Iterator[Remedy]:
     if not peaks or not int8 or facts.about.get("quantised") or not facts.total:
         return
     slow = [s for s in facts.steps if s["bound"] == "compute" and s["peak"] == peaks["flops"]]
-    part = sum(map(facts.time, slow)) / facts.total
+    part = sum(map(facts.time, slow)) / facts.whole
     yield Remedy(
         "graphc quantise MODEL --data DATA -o q.onnx", "This machine multiplies integers of 8 "
         f"bits {int8 / peaks['flops']:.2g} times as fast as floats, and arithmetic bounds the "
@@ -178,7 +179,7 @@ def _narrow(facts: Facts) -> Iterator[Remedy]:
 
 def _far(facts: Facts) -> Iterator[Remedy]:
     """Kernels whose steps take much longer than by the roofline."""
-    kernels: dict[int, list[dict[str, Any]]] = {}
+    kernels: dict[int, list[Data]] = {}
     for step in facts.steps if facts.measured else ():
         if step["least"] and step.get("kernel") is not None:
             kernels.setdefault(step["kernel"], []).append(step)
@@ -192,7 +193,7 @@ def _far(facts: Facts) -> Iterator[Remedy]:
             yield Remedy(
                 f"Look at {facts.name(longest)}", f"Its kernel {longest['name']} takes "
                 f"{taken / least:.2g} times its least time{several}.{why}", WORK,
-                (taken - least) / facts.total,
+                (taken - least) / facts.whole,
             )  # fmt: skip
 
 
@@ -208,14 +209,14 @@ def _apart(facts: Facts) -> Iterator[Remedy]:
             name = short(group["loc"][0]) if group["loc"] else f"group {number}"
             yield Remedy(
                 f"Let {name} be fused", f"It is a kernel of its own, which only moves data, since "
-                f"it reads {reasons[0][1]}: {reasons[0][2]}.", WORK, time / facts.total,
+                f"it reads {reasons[0][1]}: {reasons[0][2]}.", WORK, time / facts.whole,
             )  # fmt: skip
 
 
 def _host(facts: Facts) -> Iterator[Remedy]:
     hosted = [x for x in facts.report["layers"] if x["fate"].startswith("runs on the host")]
     if hosted and facts.run:
-        layer, outside = hosted[0], (facts.run - facts.total) / facts.run
+        layer, outside = hosted[0], (facts.run - facts.total) / facts.whole
         yield Remedy(
             f"Replace {layer['operator']} {short(layer['name'])}",
             f"It {layer['fate']}; the model is cut there.", WORK, max(outside, LEAST),

@@ -12,20 +12,19 @@ import hashlib
 import html
 import json
 import zlib
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from graphc.errors import ModelError
-from graphc.report.gathered import FORMAT, VERSION
+from graphc.report.gathered import FORMAT, VERSION, Data
 
 SCRIPTS = ("base", "layout", "graph", "tables", "plots", "detail", "compare", "main")
 LISTS = ("layers", "groups", "steps", "kernels", "arenas", "limits", "remedies")
 MOST = 1 << 28  # bytes of a file that is read
 
 
-def page(report: Mapping[str, Any], against: Mapping[str, Any] | None = None) -> str:
+def page(report: Data, against: Data | None = None) -> str:
     """The page of a report, beside another if there is one."""
     script = "\n".join(_text(f"{name}.js") for name in SCRIPTS)
     script = f'"use strict";\n(() => {{\n{script}\n}})();\n'
@@ -61,7 +60,7 @@ def _digest(text: str) -> str:
 # ---------------------------------------------------------------- reading
 
 
-def read_report(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> Data:
     """A report that `graphc report --json` printed; ModelError if it is none."""
     data = read_json(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:

@@ -37,8 +37,8 @@ function graphView(title, kind, items) {
   return view;
 }
 
-/** The folder of a name that is a path. */
-const pathOf = (name) => (name.includes("/") ? name.split("/").filter(Boolean).slice(0, -1) : []);
+/** The parts of a name that is a path. A layer is the folder of its groups, its own path that of a layer. */
+const pathOf = (name) => name.split("/").filter(Boolean);
 
 /** What is drawn: an item, or all items of a folder. */
 function visible(view) {
@@ -177,7 +177,7 @@ function walk(view, event) {
 // ---------------------------------------------------------------- the tab
 
 function graphTab(R) {
-  const layers = R.layers.map((x, n) => ({ path: pathOf(x.name), label: x.operator, sub: x.name,
+  const layers = R.layers.map((x, n) => ({ path: pathOf(x.name).slice(0, -1), label: x.operator, sub: x.name,
     number: n, reads: x.reads, inputs: x.inputs, layers: [n], steps: x.steps }));
   const groups = R.groups.map((x, n) => ({ path: pathOf(x.loc[0] || ""), label: x.operator,
     sub: x.loc.length ? x.loc[0] + (x.loc.length > 1 ? ` +${x.loc.length - 1}` : "") : x.result,

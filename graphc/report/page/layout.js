@@ -4,7 +4,7 @@
 
 const GAP = { x: 18, y: 30, dummy: 14 };
 const SWEEPS = 8;
-const LONGEST = 60; // rows that an edge crosses through placeholders; longer ones are drawn straight
+const LONGEST = 30; // rows that an edge crosses through placeholders; longer ones are drawn straight
 
 /** Places for boxes ({w, h}) with edges [from, to]: {x, y} of each, points of each edge, the size. */
 function layered(boxes, edges) {
