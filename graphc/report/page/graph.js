@@ -9,6 +9,7 @@ const HEAT = 9; // shades
 function graphView(title, kind, items) {
   const view = { title, kind, items, depth: 0, opened: new Set(), zoom: 1 };
   view.deepest = Math.max(0, ...items.map((item) => item.path.length));
+  const collapses = visible(view).length < items.length; // here the depth is 0
   view.depth = view.deepest;
   while (view.depth > 0 && visible(view).length > AIM) view.depth--;
   view.canvas = el("div", { class: "canvas", tabindex: "0", role: "group", "aria-label": title,
@@ -22,7 +23,7 @@ function graphView(title, kind, items) {
   view.root = el("section", { class: "graph" },
     el("h3", {}, title, " ", view.count = el("small"),
       el("span", { class: "tools" },
-        view.deepest > 0 && [button("fewer nodes", "collapse by path", deeper(-1)),
+        collapses && [button("fewer nodes", "collapse by path", deeper(-1)),
           button("more nodes", "expand by path", deeper(1))],
         button("−", "smaller", () => zoom(view, view.zoom / 1.25)),
         button("+", "larger", () => zoom(view, view.zoom * 1.25)),
