@@ -204,7 +204,7 @@ def test_the_page_holds_both_reports(capsys, tmp_path):
         ("[" * 100_000, "is no JSON"),
         ("[1]", "is not what graphc report --json prints"),
         ('{"format": "graphc-report", "version": 99}', "is a report of version 99"),
-        ('{"format": "graphc-report", "version": 1}', "layers is missing"),
+        ('{"format": "graphc-report", "version": 1}', "is damaged: layers"),
     ],
 )
 def test_what_is_no_report_is_refused(capsys, tmp_path, text, complaint):
@@ -215,12 +215,30 @@ def test_what_is_no_report_is_refused(capsys, tmp_path, text, complaint):
     assert complaint in refused(capsys, *argv)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("layers", [3]), ("layers", [{"name": "a"}]), ("steps", {}), ("limits", [None]),
+        ("groups", "all"), ("about", []),
+    ],
+)  # fmt: skip
+def test_a_damaged_report_is_refused(capsys, tmp_path, name, value):
+    data = report(capsys, DIGITS, *QUICK, "--seconds", "0")
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps({**data, name: value}))
+    complaint = refused(capsys, "report", DIGITS, "--json", "--against", path)
+    assert f"is damaged: {name}" in complaint
+
+
 def test_accuracy_is_that_of_a_comparison(capsys, tmp_path):
     compared = tmp_path / "compared.json"
     compared.write_text(ok(capsys, "compare", DIGITS, "--dim", "N=1", "--all", "--json"))
     data = report(capsys, DIGITS, *QUICK, "--seconds", "0", "--accuracy", compared)
     known = [layer["accuracy"] for layer in data["layers"] if layer["accuracy"]]
     assert len(known) > 5 and all(0 <= each["relative"] < 1e-4 for each in known)
+    compared.write_text('{"layers": [{"layer": "/conv1/Conv", "relative": "<b>", "sqnr": 1}]}')
+    data = report(capsys, DIGITS, *QUICK, "--seconds", "0", "--accuracy", compared)
+    assert data["layers"][0]["accuracy"] == {"sqnr": 1}
     compared.write_text('{"layers": 3}')
     argv = ["report", DIGITS, "--json", "--accuracy", compared]
     assert "is not what graphc compare --json prints" in refused(capsys, *argv)
@@ -240,8 +258,8 @@ def test_phases_are_models_that_compute_the_same(capsys, tmp_path):
         results += onnxruntime.InferenceSession(path.read_bytes()).run(None, {"image": image})
     for result in results[1:]:
         np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-4)  # BN is folded
-    (collection,) = json.loads((folder / "phases.json").read_text())
-    assert len(collection["graphs"]) == len(files)
+    collection = json.loads((folder / "phases.json").read_text())
+    assert set(collection) == {"label", "graphs"} and len(collection["graphs"]) == len(files)
     for graph in collection["graphs"]:
         nodes = {node["id"]: node for node in graph["nodes"]}
         assert len(nodes) == len(graph["nodes"])

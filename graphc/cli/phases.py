@@ -37,7 +37,7 @@ def write_phases(args: argparse.Namespace, folder: Path) -> None:
             except UnsupportedError as error:
                 note(f"warning: there is no {number}_{phase}.onnx: {error}")
         collection = {"label": args.model, "graphs": graphs}
-        write_text(temporary / EXPLORER, json.dumps([collection], allow_nan=False))
+        write_text(temporary / EXPLORER, json.dumps(collection, allow_nan=False))
 
 
 def nodes(graph: Graph) -> Iterator[Data]:

@@ -128,7 +128,10 @@ def _accuracy(path: str) -> Data:
     if not isinstance(layers, list) or not all(isinstance(x, dict) for x in layers):
         raise ModelError(f"{path}: is not what graphc compare --json prints")
     kept = ("max_abs", "relative", "sqnr", "cosine", "ulp")
-    return {str(x.get("layer")): {k: x[k] for k in kept if k in x} for x in layers}
+    return {
+        str(x.get("layer")): {k: x[k] for k in kept if isinstance(x.get(k), int | float)}
+        for x in layers
+    }
 
 
 def gathered(args: argparse.Namespace, accuracy: Data) -> Data:

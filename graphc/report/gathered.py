@@ -14,7 +14,7 @@ Lists refer to one another by index. Times are in seconds. Numbers that are not 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from graphc.analysis.memory import arena_use
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.program import AnyStep, Program, Step, ending
 from graphc.ir.types import TensorType
-from graphc.passes.manager.journal import subject
+from graphc.passes.manager.journal import Subject, subject
 from graphc.report import groups
 from graphc.report.answers import Answer, Record
 from graphc.report.layers import Layer, layers_of
@@ -57,6 +57,12 @@ class Gathering:
             (run.graph, op) for run in self.record.trace.runs for op in run.graph.ops
             if op.name not in ("Constant", "yield")
         ]  # fmt: skip
+        self.makers = {v: n for n, (_, op) in enumerate(self.ops) for v in op.outputs}
+        self.names = {v.name: n for v, n in self.makers.items()}  # across parts that are joined
+        self.params = {p.name for p in self.record.graph.params}
+        self.chosen: dict[Subject, set[str]] = {}
+        for choice in self.record.trace.journal.kernels:
+            self.chosen.setdefault(choice.of, set()).add(choice.kernel)
         self.kernels: list[Data] = []
         self.steps: list[Data] = []
 
@@ -64,6 +70,9 @@ class Gathering:
         """The report."""
         for number, program in enumerate(self.programs):
             self._program(number, program)
+        self.by_loc: dict[tuple[str, ...], list[int]] = {}
+        for number, step in enumerate(self.steps):
+            self.by_loc.setdefault(tuple(step["loc"]), []).append(number)
         found = list(map(self._group, range(len(self.ops))))
         return finite({
             "format": FORMAT, "version": VERSION,
@@ -84,6 +93,8 @@ class Gathering:
             for name in op.loc[:1]:
                 shaped.setdefault(name, []).append(op)
         types = {v.name: v.type for op in self.shaped.walk() for v in op.outputs}
+        held = _by_name(op.loc for _, op in self.ops)
+        steps = _by_name(step["loc"] for step in self.steps)
         for layer in self.layers:
             answer = self.record.answer(layer)
             costs = [op_cost(op) for op in shaped.get(layer.name, []) if not op.regions]
@@ -93,8 +104,8 @@ class Gathering:
                 **self._read(ops[layer.name]),
                 "flops": sum(cost.flops for cost in costs),
                 "bytes": sum(cost.nbytes for cost in costs),
-                "groups": [n for n, (_, op) in enumerate(self.ops) if layer.name in op.loc],
-                "steps": self._steps_of(layer.name),
+                "groups": held.get(layer.name, []),
+                "steps": steps.get(layer.name, []),
                 "accuracy": dict(self.accuracy.get(layer.name, {})) or None,
             }
 
@@ -108,11 +119,7 @@ class Gathering:
                 inputs[value.name] = None
             elif maker.loc and maker.loc[0] in self.number and maker not in ops:
                 layers[self.number[maker.loc[0]]] = None
-        known = {p.name for p in self.record.graph.params}
-        return {"reads": list(layers), "inputs": [name for name in inputs if name in known]}
-
-    def _steps_of(self, layer: str) -> list[int]:
-        return [n for n, step in enumerate(self.steps) if layer in step["loc"]]
+        return {"reads": list(layers), "inputs": [name for name in inputs if name in self.params]}
 
     def _interface(self) -> Data:
         graph = self.shaped
@@ -128,29 +135,23 @@ class Gathering:
     def _group(self, number: int) -> Data:
         graph, op = self.ops[number]
         told = groups.group(self.record.trace, graph, op)
-        makers = {v: n for n, (_, each) in enumerate(self.ops) for v in each.outputs}
-        names = {v.name: n for v, n in makers.items()}
-        reads = [makers.get(v, names.get(v.name)) for v in _operands(op) if v.constant is None]
-        inputs = [v.name for v in _operands(op) if v not in makers and v.name not in names]
+        values = [v for v in _operands(op) if v.constant is None]
+        reads = [self.makers.get(v, self.names.get(v.name)) for v in values]
+        inputs = [v.name for v in values if v not in self.makers and v.name not in self.names]
         return {
             "operator": subject(op).operator, "result": op.outputs[0].name if op.outputs else "",
             "types": [str(v.type) for v in op.outputs], "loc": list(op.loc),
             "layers": self._numbers(op.loc), "holds": list(told.holds),
             "neighbours": [[n.side, n.name, n.reason] for n in told.neighbours],
             "reads": [n for n in dict.fromkeys(reads) if n is not None],
-            "inputs": [n for n in dict.fromkeys(inputs) if n in self._params],
+            "inputs": [n for n in dict.fromkeys(inputs) if n in self.params],
             "steps": self._steps_for(op),
         }  # fmt: skip
-
-    @property
-    def _params(self) -> set[str]:
-        return {p.name for p in self.record.graph.params}
 
     def _steps_for(self, op: Op) -> list[int]:
         """The steps of an op: those whose kernels were chosen for it, if that tells them from
         others of the same layers."""
-        same = [n for n, step in enumerate(self.steps) if step["loc"] == list(op.loc)]
-        chosen = {c.kernel for c in self.record.trace.journal.kernels if c.of == subject(op)}
+        same, chosen = self.by_loc.get(op.loc, []), self.chosen.get(subject(op), set())
         return [n for n in same if self.steps[n]["name"] in chosen] or same
 
     def _numbers(self, loc: Sequence[str]) -> list[int]:
@@ -220,6 +221,15 @@ def _layer(layer: Layer, answer: Answer) -> Data:
         "declined": list(map(list, answer.declined)), "layouts": list(answer.layouts),
         "notes": list(answer.notes),
     }  # fmt: skip
+
+
+def _by_name(locs: Iterable[Sequence[str]]) -> dict[str, list[int]]:
+    """By layer, the numbers of what comes from it."""
+    found: dict[str, list[int]] = {}
+    for number, loc in enumerate(locs):
+        for name in dict.fromkeys(loc):
+            found.setdefault(name, []).append(number)
+    return found
 
 
 def _operands(op: Op) -> list[Value]:

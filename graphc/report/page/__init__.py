@@ -20,7 +20,14 @@ from graphc.errors import ModelError
 from graphc.report.gathered import FORMAT, VERSION, Data
 
 SCRIPTS = ("base", "layout", "graph", "tables", "plots", "detail", "compare", "main")
-LISTS = ("layers", "groups", "steps", "kernels", "arenas", "limits", "remedies")
+PARTS = {  # of a report, with keys that the page cannot do without
+    "layers": ("name", "operator", "results", "types", "fate", "reads", "groups", "steps"),
+    "groups": ("operator", "loc", "layers", "reads", "neighbours", "steps"),
+    "steps": ("kind", "name", "loc", "layers", "flops", "bytes", "least", "seconds", "bound"),
+    "kernels": ("name", "schedule", "code"),
+    "arenas": ("bytes", "lower_bound", "live", "tensors", "constants"),
+    "remedies": ("title", "text", "gain", "of"),
+}
 MOST = 1 << 28  # bytes of a file that is read
 
 
@@ -70,10 +77,20 @@ def read_report(path: Path) -> Data:
             f"{path}: is a report of version {data.get('version')!r}, this graphc reads {VERSION}: "
             "make it again with this graphc"
         )
-    wrong = [name for name in LISTS if not isinstance(data.get(name), list)]
-    if wrong or not isinstance(data.get("about"), dict):
-        raise ModelError(f"{path}: is damaged: {(wrong or ['about'])[0]} is missing")
+    for name in (*PARTS, "limits", "about"):
+        if not _is_whole(name, data.get(name)):
+            raise ModelError(f"{path}: is damaged: {name} is not as graphc report writes it")
     return data
+
+
+def _is_whole(name: str, part: object) -> bool:
+    if name == "about":
+        return isinstance(part, dict) and isinstance(part.get("interface"), dict)
+    if not isinstance(part, list):
+        return False
+    if name == "limits":
+        return all(isinstance(text, str) for text in part)
+    return all(isinstance(item, dict) and item.keys() >= set(PARTS[name]) for item in part)
 
 
 def read_json(path: Path) -> Any:
