@@ -140,6 +140,22 @@ def test_a_kernel_far_from_the_roofline_is_named(capsys):
     assert any("times what the roofline" in limit for limit in text["limits"])
 
 
+def test_what_is_outside_the_steps_is_told(capsys):
+    data = report(capsys, DIGITS, "--threads", "1", "--seconds", "0", "--machine", "1,1000")
+    data["about"]["cores"] = 1
+    for step in data["steps"]:
+        step["seconds"] = step["least"]
+    whole = sum(step["seconds"] for step in data["steps"])
+    data["about"]["measured"] = {"run": 2 * whole, "inside": 0.5}
+    text = told(data)
+    assert any("(50%) is outside the compiled steps" in limit for limit in text["limits"])
+    assert not any("disturbed" in limit for limit in text["limits"])
+    gains = {remedy["title"]: remedy["gain"] for remedy in text["remedies"]}
+    assert gains["--dim N=8"] == pytest.approx(0.5 * 7 / 8, rel=0.01)
+    data["about"]["measured"] = {"run": 2 * whole, "inside": 1.0}
+    assert any("Runs were disturbed" in limit for limit in told(data)["limits"])
+
+
 # ---------------------------------------------------------------- the page
 
 

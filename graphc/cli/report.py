@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from graphc.cli.options import (
     add_feeds,
     add_limits,
@@ -25,6 +23,8 @@ from graphc.cli.options import (
 from graphc.errors import ModelError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from graphc.cli.models import Model
     from graphc.ir.machine import Peaks
     from graphc.ir.program import Program
@@ -222,11 +222,11 @@ def _measured(
 
 
 def _runs(measured: Measured) -> Data:
-    """Whole runs."""
-    from graphc.report.profile import PERCENTILES
+    """Whole runs; `inside` is the part of a run that its steps take."""
+    from graphc.report.profile import profile_of
 
-    latencies = {f"p{q}": float(np.percentile(measured.plain, q)) for q in PERCENTILES}
+    profile = profile_of(measured, None)
     return {
-        "run": latencies["p50"], "latencies": latencies, "rounds": len(measured.plain),
-        "first": measured.first, "per_second": measured.per_second,
+        "run": profile.run, "latencies": dict(profile.latencies), "rounds": profile.rounds,
+        "first": profile.first, "per_second": profile.per_second, "inside": profile.inside,
     }  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from graphc.analysis.text import duration, nbytes
 from graphc.passes.reasons import short
 from graphc.report.gathered import Data
+from graphc.report.profile_text import TELLING
 
 OPTION, DATA, WORK = range(3)  # effort: another option; a command with data; work on the model
 LEAST = 0.02  # gains that are named
@@ -60,6 +61,8 @@ class Facts:
         self.least = sum(step["least"] or 0.0 for step in self.steps)
         run = self.about.get("measured") or {}
         self.run = run.get("run") or self.total
+        self.outside = self.run * (1 - run["inside"]) if run else 0.0
+        self.disturbed = max(self.run - self.outside - self.total, 0.0)
         self.whole = max(self.run, self.total)  # of which remedies save a part
 
     def time(self, step: Data) -> float:
@@ -102,11 +105,15 @@ def _time(facts: Facts) -> Iterator[str]:
 
 
 def _outside(facts: Facts) -> Iterator[str]:
-    rest = facts.run - facts.total
-    if facts.measured and rest > LEAST * facts.run:
+    if facts.outside > LEAST * facts.run:
         yield (
-            f"{duration(rest)} of a run ({100 * rest / facts.run:.0f}%) is outside the compiled "
-            "steps: the call itself, and what the host runs."
+            f"{duration(facts.outside)} of a run ({100 * facts.outside / facts.run:.0f}%) is "
+            "outside the compiled steps: the call itself, and what the host runs."
+        )
+    if facts.disturbed > TELLING * facts.run:
+        yield (
+            "Runs were disturbed: other programs had the processor in between, so that steps take "
+            f"{duration(facts.disturbed)} less than their part of a run."
         )
 
 
@@ -141,8 +148,7 @@ def _threads(facts: Facts) -> Iterator[Remedy]:
 
 def _batch(facts: Facts) -> Iterator[Remedy]:
     dims = [name for name, size in facts.about.get("open_dims", {}).items() if size == 1]
-    outside = max(facts.run - facts.total, 0.0) if facts.measured else 0.0
-    fixed = facts.bound("overhead") + outside
+    fixed = facts.bound("overhead") + facts.outside
     if dims and facts.run:
         yield Remedy(
             f"--dim {dims[0]}=8", "Starting kernels and calling the model cost the same for "
@@ -216,10 +222,11 @@ def _apart(facts: Facts) -> Iterator[Remedy]:
 def _host(facts: Facts) -> Iterator[Remedy]:
     hosted = [x for x in facts.report["layers"] if x["fate"].startswith("runs on the host")]
     if hosted and facts.run:
-        layer, outside = hosted[0], (facts.run - facts.total) / facts.whole
+        layer = hosted[0]
         yield Remedy(
             f"Replace {layer['operator']} {short(layer['name'])}",
-            f"It {layer['fate']}; the model is cut there.", WORK, max(outside, LEAST),
+            f"It {layer['fate']}; the model is cut there.", WORK,
+            max(facts.outside / facts.whole, LEAST),
         )  # fmt: skip
 
 

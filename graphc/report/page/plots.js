@@ -96,7 +96,7 @@ function arenaPlot(R, arena, program) {
   const steps = arena.live.length, top = Math.max(arena.bytes, 1), at = callsOf(R, program);
   const x = (step) => PLOT.left + (inner.w * step) / steps, y = (offset) => PLOT.top + inner.h * (1 - offset / top);
   const boxes = [...arena.tensors].sort((a, b) => a[2] - b[2] || a[0] - b[0]).map(([offset, size, first, last, loc], n) => {
-    const wide = x(last + 1) - x(first), high = y(offset) - y(offset + size), letters = Math.floor((wide - 8) / 6.4);
+    const wide = x(last + 1) - x(first), high = y(offset) - y(offset + size), letters = Math.floor((wide - 8) / 7.2);
     const name = loc[0] || `step ${first}`;
     return draw("g", { class: `tensor hue-${n % 8}`, "data-steps": at.get(first) ?? "", onclick: () => at.has(first) && select("step", at.get(first)) },
       draw("title", {}, `${loc.join(", ") || name}: ${bytes(size)} at ${offset}, steps ${first} to ${last}`),

@@ -84,13 +84,13 @@ function markRows(view) {
 const layerTime = (R, layer) => sum(layer.steps.map((n) => timeOf(R, R.steps[n])));
 
 function layersTab(R) {
-  const whole = total(R);
+  const most = Math.max(...R.layers.map((x) => layerTime(R, x)), 1e-12);
   const columns = [
     { title: "layer", left: true, of: (x) => x.name, all: (x) => [x.name, x.operator, x.fate, ...x.results].join(" ") },
     { title: "operator", left: true, of: (x) => x.operator },
     { title: "result", left: true, of: (x) => x.types.filter(Boolean).join(", ") },
     { title: "operations", of: (x) => x.flops, text: quantity },
-    { title: measured(R) ? "time of its kernels" : "least time", of: (x) => layerTime(R, x), text: seconds, share: (x) => layerTime(R, x) / (whole || 1) },
+    { title: measured(R) ? "time of its kernels" : "least time", of: (x) => layerTime(R, x), text: seconds, share: (x) => layerTime(R, x) / most },
     { title: "kernels", left: true, of: (x) => [...new Set(x.steps.map((n) => stepTitle(R.steps[n])))].join(", ") },
   ];
   if (R.layers.some((x) => x.accuracy)) {
@@ -102,7 +102,7 @@ function layersTab(R) {
 }
 
 function kernelsTab(R) {
-  const whole = total(R);
+  const whole = total(R), most = Math.max(...R.steps.map((s) => timeOf(R, s) || 0), 1e-12);
   const rate = (s, amount) => (s.seconds ? amount / s.seconds : null);
   const columns = [
     { title: "step", of: (s) => s.number },
@@ -110,7 +110,7 @@ function kernelsTab(R) {
     { title: "layers", left: true, of: (s) => layerNames(R, s.layers, s.loc) },
     { title: "strategy", left: true, of: (s) => s.strategy || "" },
     { title: "calls", of: (s) => s.calls },
-    { title: measured(R) ? "time" : "least time", of: (s) => timeOf(R, s), text: seconds, share: (s) => (timeOf(R, s) || 0) / (whole || 1) },
+    { title: measured(R) ? "time" : "least time", of: (s) => timeOf(R, s), text: seconds, share: (s) => (timeOf(R, s) || 0) / most },
     { title: "share", of: (s) => (whole ? (timeOf(R, s) || 0) / whole : null), text: percent },
     ...(measured(R) ? [
       { title: "at least", of: (s) => s.least, text: seconds },
