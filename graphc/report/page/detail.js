@@ -56,7 +56,8 @@ function nearest(R, number) {
   return kernelLinks(R, [...new Set(R.layers[number].reads.flatMap((n) => R.layers[n].steps))].slice(-12), "It has no kernel, and nothing reads it; it reads");
 }
 
-const kernelLinks = (R, steps, title) => (steps.length ? section(title, el("ul", { class: "links kernels" }, steps.map((n) => {
+/** Links to the code of steps, the one that takes longest first. */
+const kernelLinks = (R, steps, title) => (steps.length ? section(title, el("ul", { class: "links kernels" }, [...steps].sort((a, b) => weightOf(R, R.steps[b]) - weightOf(R, R.steps[a]) || a - b).map((n) => {
   const step = R.steps[n];
   return el("li", {}, link("step", n, stepTitle(step), { code: true }), " ", seconds(timeOf(R, step)), step.bound ? `, bound by ${step.bound}` : "");
 }))) : null);

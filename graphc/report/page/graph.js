@@ -1,7 +1,7 @@
 // The two graphs: nodes of the model, and groups of the compiled graph, each coloured by what is
 // overlaid. Nodes whose names share a path stand for one another while they are collapsed.
 
-const BOX = { w: 156, h: 40, letters: 17 };
+const BOX = { w: 156, h: 40, letters: 18 };
 const AIM = 80; // nodes that a graph shows at first, where paths let it
 const HEAT = 9; // shades
 
@@ -107,7 +107,7 @@ function box(view, node) {
     draw("title", {}, `${label}\n${sub}`),
     draw("rect", { width: BOX.w, height: BOX.h, rx: node.input ? 18 : 5 }),
     draw("text", { x: BOX.w / 2, y: 16, class: "label" }, begin(label, BOX.letters)),
-    draw("text", { x: BOX.w / 2, y: 31, class: "sub" }, short(sub, BOX.letters + 6)));
+    draw("text", { x: BOX.w / 2, y: 31, class: "sub" }, short(sub, BOX.letters + 5)));
 }
 
 // ---------------------------------------------------------------- colours
