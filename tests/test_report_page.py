@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,7 +12,7 @@ import pytest
 from chromium import PROGRAM, Chromium
 from commands import DIGITS, make, ok, save
 from onnx import TensorProto, helper, numpy_helper
-from test_report_command import HOSTILE, QUICK
+from test_report_command import HOSTILE, QUICK, report
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
 CODE = "#detail .code[open] pre"
@@ -54,18 +54,26 @@ def browser(tmp_path_factory) -> Iterator[Chromium]:
     started.close()
 
 
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> tuple[Path, dict]:
+    """The page of the digits model, and its data."""
+    path = tmp_path_factory.mktemp("digits") / "report.html"
+    return path, report(DIGITS, *QUICK, "-o", str(path))
+
+
 @pytest.fixture
-def opened(browser, tmp_path, capsys):
+def opened(browser, digits, tmp_path):
     """Opens the page of a model; in the end it has asked for nothing, and complained of nothing."""
 
     def opening(model, *options) -> tuple[Chromium, dict]:
-        path = tmp_path / "report.html"
-        path.unlink(missing_ok=True)
-        printed = ok(capsys, "report", model, *QUICK, "-o", path, "--json", *options)
+        path, data = digits
+        if model != DIGITS or options:
+            path = tmp_path / "report.html"
+            data = report(Path(model), *QUICK, "-o", path, *options)
         browser.requests.clear()
         browser.complaints.clear()
         browser.open(path)
-        return browser, json.loads(printed)
+        return browser, data
 
     yield opening
     assert [re.sub(r".*/", "", url) for url in browser.requests] == ["report.html"]
