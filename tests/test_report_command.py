@@ -79,6 +79,14 @@ def test_graphs_are_connected():
     assert [group["reads"] for group in data["groups"]][1:] == [[n] for n in range(5)]
 
 
+def test_equal_ops_share_their_steps():
+    """The trips of an LSTM that is unrolled: each has steps of its own."""
+    data = report(Path(__file__).parent / "models_wild" / "torchscript_tagger.onnx", *QUICK[2:])
+    steps = [n for group in data["groups"] for n in group["steps"]]
+    assert sorted(set(steps)) == list(range(len(data["steps"])))
+    assert len(steps) == len(data["steps"])
+
+
 def test_times_are_measured():
     data = report(DIGITS, *QUICK)
     run = data["about"]["measured"]

@@ -63,6 +63,9 @@ class Gathering:
         self.chosen: dict[Subject, set[str]] = {}
         for choice in self.record.trace.journal.kernels:
             self.chosen.setdefault(choice.of, set()).add(choice.kernel)
+        self.equal: dict[Subject, list[Op]] = {}
+        for _, op in self.ops:
+            self.equal.setdefault(subject(op), []).append(op)
         self.kernels: list[Data] = []
         self.steps: list[Data] = []
 
@@ -150,9 +153,14 @@ class Gathering:
 
     def _steps_for(self, op: Op) -> list[int]:
         """The steps of an op: those whose kernels were chosen for it, if that tells them from
-        others of the same layers."""
-        same, chosen = self.by_loc.get(op.loc, []), self.chosen.get(subject(op), set())
-        return [n for n in same if self.steps[n]["name"] in chosen] or same
+        others of the same layers. Of ops that are equal but for their operands, such as trips of a
+        loop that is unrolled, each has its part of them, in order."""
+        same, of = self.by_loc.get(op.loc, []), subject(op)
+        chosen, equal = self.chosen.get(of, set()), self.equal[of]
+        steps = [n for n in same if self.steps[n]["name"] in chosen] or same
+        share, rest = divmod(len(steps), len(equal))
+        at = equal.index(op) * share
+        return steps if rest else steps[at : at + share]
 
     def _numbers(self, loc: Sequence[str]) -> list[int]:
         return [self.number[name] for name in loc if name in self.number]

@@ -62,10 +62,19 @@ const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 // ---------------------------------------------------------------- the data
 
-/** Whether anything was measured; else times are the least by the roofline. */
-const measured = (R) => R.steps.some((step) => step.seconds != null);
+/** What every tab asks of a report, found once: whether anything was measured (else times are the
+ * least by the roofline), and the seconds of all steps. */
+const sums = new WeakMap();
+function summed(R) {
+  if (!sums.has(R)) {
+    const isMeasured = R.steps.some((step) => step.seconds != null);
+    sums.set(R, { isMeasured, total: sum(R.steps.map((step) => (isMeasured ? step.seconds : step.least))) });
+  }
+  return sums.get(R);
+}
+const measured = (R) => summed(R).isMeasured;
+const total = (R) => summed(R).total;
 const timeOf = (R, step) => (measured(R) ? step.seconds : step.least);
-const total = (R) => sum(R.steps.map((step) => timeOf(R, step)));
 /** What a step is weighed by: its time or, where no time is known, its operations. */
 const weightOf = (R, step) => (total(R) ? timeOf(R, step) || 0 : step.flops);
 const named = (thing) => thing.name || thing.loc?.[0] || thing.result || thing.operator;
