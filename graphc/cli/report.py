@@ -153,8 +153,7 @@ def gathered(args: argparse.Namespace, accuracy: Data) -> Data:
     recorder = Recorder() if target.records and args.seconds else None
     compiled = watched(model, target, args, trace, recorder)
     measured = _measured(model, compiled, recorder, trace, args)
-    known = args.machine or not target.alone  # of a microcontroller nothing is known
-    peaks = peaks_of(target, args) if known else None
+    peaks = peaks_of(target, args)
     about = {
         **_about(model, target, args, peaks), "stopped": trace.stopped,
         "open_dims": {name: model.dims[name] for name in opened if name in model.dims},
