@@ -60,6 +60,8 @@ class Cuda(Rounding):
     folder = True
     keeps_integers = True
     open_sizes = True
+    counts = True
+    control_flow = True
 
     @classmethod
     def devices(cls) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,6 @@ Neither needs a GPU, a driver, or a compiler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,60 +18,42 @@ from graphc.backends.cuda.instructions import instruction_text
 from graphc.backends.cuda.launches import Launch, launches
 from graphc.backends.cuda.machines import VECTOR_BYTES
 from graphc.backends.cuda.printer import INDEX, LaunchPrinter, device_helpers
-from graphc.backends.cuda.runtime.plan import OPERATIONS
+from graphc.backends.cuda.steps import (
+    COUNTER,
+    LaunchStep,
+    Planner,
+    counts_trips,
+    has_flow,
+    is_captured,
+    number,
+)
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Call, Const, Expr, Sym, as_expr
+from graphc.ir.expr import Expr, Sym, as_expr
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import Program, Slot, Step, at_sizes, overwriting
+from graphc.ir.program import Program, Slot, Step, While, overwriting
 from graphc.ir.sizes import line_of
-from graphc.ir.types import Dim, TensorType, at
+from graphc.ir.types import TensorType, at, largest
 from graphc.passes.kernel.prepare import for_c
 
 MAX_NAMED = 4  # steps whose nodes are named before a kernel that many steps share
 INCLUDES = "#include <math.h>\n#include <stdint.h>\n"
 
 
-@dataclass(frozen=True)
-class LaunchStep:
-    """One launch of the plan: a function, its grid, where its parameters lie and how each is
-    accessed ("in", "out", "inout"); `nodes` names the ONNX nodes it computes. The grid and the
-    `sizes` that follow the parameters are expressions over the program's sizes, or integers."""
-
-    function: str
-    grid: Dim
-    block: int
-    slots: tuple[Slot, ...]
-    access: tuple[str, ...]
-    nodes: tuple[str, ...] = ()
-    shared: int = 0  # bytes of shared memory to ask for
-    sizes: tuple[Any, ...] = ()
-
-
 @dataclass
 class CudaSource:
-    """The CUDA C of a program, and the launches that run it in order."""
+    """The CUDA C of a program, and its launches: in the order in which they run, unless `flow` has
+    the steps that say when each is made, as the launch plan has them."""
 
     program: Program
     text: str
     steps: list[LaunchStep] = field(default_factory=list)
-
-    def at(self, values: Sequence[int]) -> CudaSource:
-        """The same kernels, as they are launched at these values of the program's sizes."""
-        known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(self.program.sizes, values)}
-        steps = [
-            replace(
-                step, grid=at(step.grid, known), sizes=tuple(at(x, known) for x in step.sizes),
-                slots=tuple(replace(s, elements=at(s.elements, known)) for s in step.slots),
-            )
-            for step in self.steps
-        ]  # fmt: skip
-        return CudaSource(at_sizes(self.program, values), self.text, steps)
+    flow: list[dict[str, Any]] | None = None
 
     def plan(self) -> dict[str, Any]:
         """The launch plan as JSON has it."""
         program = self.program
-        return {
+        plan = {
             "name": program.name,
             "sizes": [_size_entry(size, program) for size in program.sizes],
             "arena_bytes": program.arena_bytes,
@@ -86,6 +67,12 @@ class CudaSource:
             ],
             "launches": [_launch_entry(step) for step in self.steps],
         }
+        if self.flow is not None:
+            counts = [{"name": s.name, "low": s.lo, "high": s.hi} for s in program.counts]
+            most = {size.name: largest(size) for size in program.all_sizes}
+            plan |= {"counts": counts, "steps": self.flow}
+            plan["captured"] = is_captured(self.flow, most)
+        return plan
 
 
 def emit(program: Program) -> CudaSource:
@@ -93,33 +80,43 @@ def emit(program: Program) -> CudaSource:
     speller = DeviceSpeller(INDEX)
     functions: list[str] = []
     instructions: set[str] = set()
-    entries: dict[str, list[tuple[str, Launch]]] = {}
     taken: set[str] = set()
     aliased = overwriting(program)
     misplaced = {s.kernel for s in program.calls if any(x.offset % VECTOR_BYTES for x in s.slots)}
-    for name, kernel in program.kernels.items():
-        entries[name] = []
-        for launch in launches(shorten(for_c(_with_nodes(kernel, program)))):
+
+    def printed(kernel: Kernel) -> list[tuple[str, Launch]]:
+        made = []
+        for launch in launches(shorten(for_c(kernel))):
             function = identifier(launch.kernel.name, taken)
             taken.add(function)
             printer = LaunchPrinter(
-                launch, function, speller, name not in aliased, name not in misplaced
+                launch, function, speller, kernel.name not in aliased, kernel.name not in misplaced
             )
             functions.append(printer.text())
-            instructions |= printer.instructions
-            entries[name].append((function, launch))
-    steps = [
-        _step(function, launch, step)
-        for step in program.calls
-        for function, launch in entries[step.kernel]
-    ]
+            instructions.update(printer.instructions)
+            made.append((function, launch))
+        return made
+
+    entries = {
+        name: printed(_with_nodes(kernel, program)) for name, kernel in program.kernels.items()
+    }
+    counting = printed(COUNTER) if counts_trips(program) else []
+    planner = Planner(
+        lambda step: [_step(*entry, step) for entry in entries[step.kernel]],
+        lambda counter, loop: _counting(*counting[0], counter, loop),
+    )
+    flow = planner.steps(program.steps)
     title = comment(
-        f"{program.name}: {len(steps)} launches of {len(functions)} kernels, "
+        f"{program.name}: {len(planner.launches)} launches of {len(functions)} kernels, "
         f"arena {program.arena_bytes} bytes"
     )
     helpers = f"{device_helpers(speller.needed)}{instruction_text(instructions)}"
     text = f"{title}\n{INCLUDES}\n{helpers}" + "\n".join(functions)
-    return CudaSource(program, text, steps)
+    return CudaSource(program, text, planner.launches, flow if has_flow(program) else None)
+
+
+def _counting(function: str, launch: Launch, counter: Slot, loop: While) -> LaunchStep:
+    return LaunchStep(function, launch.grid, launch.block, (counter,), ("out",), loop.loc)
 
 
 def _step(function: str, launch: Launch, step: Step) -> LaunchStep:
@@ -145,46 +142,33 @@ def _with_nodes(kernel: Kernel, program: Program) -> Kernel:
 
 
 def _interface(name: str, type: TensorType) -> dict[str, Any]:
-    return {"name": name, "dtype": str(type.dtype), "shape": [_number(dim) for dim in type.dims]}
+    return {"name": name, "dtype": str(type.dtype), "shape": [number(dim) for dim in type.dims]}
 
 
 def _size_entry(size: Sym, program: Program) -> dict[str, Any]:
     """A size: its bounds, and the dimension of an input it is read from: `factor` times the size,
     plus `offset`."""
-    for number, (_, type) in enumerate(program.inputs):
+    for position, (_, type) in enumerate(program.inputs):
         for axis, dim in enumerate(type.dims):
             line = line_of(dim, size)
             if line is not None:
                 return {
-                    "name": size.name, "low": size.lo, "high": size.hi, "input": number,
+                    "name": size.name, "low": size.lo, "high": size.hi, "input": position,
                     "axis": axis, "factor": line[0], "offset": line[1],
                 }  # fmt: skip
     raise InternalError(f"size {size.name} cannot be read from an input")
 
 
-def _number(dim: Dim) -> Any:
-    """A number as the plan has it (see runtime/plan.py)."""
-    if not isinstance(dim, Expr):
-        return int(dim)
-    if isinstance(dim, Const):
-        return int(dim.value)
-    if isinstance(dim, Sym):
-        return dim.name
-    if not isinstance(dim, Call) or dim.op.name not in OPERATIONS:
-        raise InternalError(f"a launch plan cannot hold {dim}")
-    return [dim.op.name, *map(_number, dim.args)]
-
-
 def _launch_entry(step: LaunchStep) -> dict[str, Any]:
     return {
         "function": step.function,
-        "grid": _number(step.grid),
-        "sizes": [_number(size) for size in step.sizes],
+        "grid": number(step.grid),
+        "sizes": [number(size) for size in step.sizes],
         "block": step.block,
         "shared": step.shared,
         "arguments": [
             {"space": slot.space, "index": slot.index, "offset": slot.offset,
-             "elements": _number(slot.elements), "dtype": str(slot.dtype)}
+             "elements": number(slot.elements), "dtype": str(slot.dtype)}
             for slot in step.slots
         ],
         "nodes": list(step.nodes),

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphc.backends.cuda.emit import LaunchStep
 from graphc.backends.cuda.machines import FULL
+from graphc.backends.cuda.steps import LaunchStep
 from graphc.ir.types import largest
 
 MAX_STREAMS = 4

@@ -58,6 +58,10 @@ RUNTIME cudaFreeHost(void *place) { return AS(cuMemFreeHost(place)); }
 RUNTIME cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                         cudaStream_t stream)
 {
+    if (kind == cudaMemcpyDeviceToDevice) {
+        return AS(cuMemcpyDtoDAsync_v2(reinterpret_cast<Pointer>(to),
+                                       reinterpret_cast<Pointer>(from), bytes, stream));
+    }
     return AS(kind == cudaMemcpyHostToDevice
                   ? cuMemcpyHtoDAsync_v2(reinterpret_cast<Pointer>(to), from, bytes, stream)
                   : cuMemcpyDtoHAsync_v2(to, reinterpret_cast<Pointer>(from), bytes, stream));

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from graphc.backends.cfamily.names import text_literal
-from graphc.backends.cuda.launcher.python import inputs, outputs, own_outputs, sizes
+from graphc.backends.cuda.launcher.cpp_steps import StepPrinter
+from graphc.backends.cuda.launcher.python import all_sizes, inputs, outputs, own_outputs, sizes
 from graphc.backends.cuda.machines import DEFAULT_ARCHS
 from graphc.backends.cuda.runtime.plan import value
 from graphc.backends.digests import folded
@@ -68,6 +69,7 @@ const graphc::Plan {name}_plan = {{
     {title}, {inputs}, {input_count}, {outputs}, {output_count},
     {launches}, {launch_count}, {streams}, {arena}, {weights}, {weights_sum}ull, {checks},
     {check_count}, {sizes}, {size_count}, {numbers}, {number_count},
+    {count_count}, {steps}, {captured},
 }};
 """
 
@@ -159,14 +161,15 @@ def _numbers(archs: Sequence[str]) -> str:
 
 
 def _source(name: str, plan: Mapping, functions: Iterable[str], weights_sum: int) -> str:
-    most = {size["name"]: size["high"] for size in plan["sizes"]}
+    most = {size["name"]: size["high"] for size in all_sizes(plan)}
     tables = [*_tensors("input", plan["inputs"], most), *_tensors("output", plan["outputs"], most)]
     numbers = _numbers_of_sizes(plan)
     tables += [*_launches(name, plan), *_checks(plan["checks"]), *_sizes(plan, numbers)]
+    tables += _steps(plan)
     counts = {
         "input_count": len(plan["inputs"]), "output_count": len(own_outputs(plan)),
         "check_count": len(plan["checks"]), "size_count": len(plan["sizes"]),
-        "number_count": len(numbers),
+        "number_count": len(numbers), "count_count": len(plan.get("counts", ())),
     }  # fmt: skip
     return SOURCE.format(
         name=name,
@@ -182,8 +185,10 @@ def _source(name: str, plan: Mapping, functions: Iterable[str], weights_sum: int
         weights=plan["weights_bytes"],
         weights_sum=weights_sum,
         checks="checks" if plan["checks"] else "nullptr",
-        sizes="sizes" if plan["sizes"] else "nullptr",
-        numbers="numbers" if plan["sizes"] else "nullptr",
+        sizes="sizes" if numbers else "nullptr",
+        numbers="numbers" if numbers else "nullptr",
+        steps="steps" if "steps" in plan else "nullptr",
+        captured=_flag(plan.get("captured", True)),
         **counts,
     )
 
@@ -210,16 +215,20 @@ def _tensors(kind: str, entries: list[Mapping], most: Mapping[str, int]) -> list
 
 def _numbers_of_sizes(plan: Mapping) -> list[str]:
     """What depends on sizes, in the order that graphc_model.h has; none without sizes."""
-    if not plan["sizes"]:
+    names, numbers = _size_numbers(plan), []
+    if not names:
         return []
-    names = {size["name"]: n for n, size in enumerate(plan["sizes"])}
-    numbers = []
     for entry in (*plan["inputs"], *plan["outputs"]):
         shape = [_in_cpp(dim, names) for dim in entry["shape"]]
         numbers += [*shape, " * ".join([*shape, str(dtypes.of(entry["dtype"]).size)])]
     for launch in plan["launches"]:
         numbers += [_in_cpp(number, names) for number in (launch["grid"], *launch["sizes"])]
     return numbers
+
+
+def _size_numbers(plan: Mapping) -> dict[str, int]:
+    """The places of sizes in the array of them."""
+    return {size["name"]: n for n, size in enumerate(all_sizes(plan))}
 
 
 OPERATORS = {
@@ -243,12 +252,25 @@ def _in_cpp(number: Any, names: Mapping[str, int]) -> str:
 
 def _sizes(plan: Mapping, numbers: list[str]) -> list[str]:
     """The table of sizes, and the function that computes what depends on them."""
-    rows = [f"{{{text_literal(s['name'])}, {s['low']}, {s['high']}}}" for s in plan["sizes"]]
+    rows = [f"{{{text_literal(s['name'])}, {s['low']}, {s['high']}}}" for s in all_sizes(plan)]
     if not rows:
         return []
     lines = [f"    number[{n}] = {text};" for n, text in enumerate(numbers)]
     head = "void numbers(const int64_t *size, int64_t *number)"
     return [*_table("Size", "sizes", rows), head, "{", *lines, "}"]
+
+
+def _steps(plan: Mapping) -> list[str]:
+    """The function that does the steps of a plan with control flow."""
+    if "steps" not in plan:
+        return []
+    starts = [constant["offset"] for constant in plan["constants"]]
+    names = _size_numbers(plan)
+    counts = {count["name"]: n for n, count in enumerate(plan["counts"])}
+    printer = StepPrinter(
+        lambda place: _argument(place, starts), lambda number: _in_cpp(number, names), counts
+    )
+    return printer.function(plan["steps"])
 
 
 def _checks(checks: list[Mapping]) -> list[str]:

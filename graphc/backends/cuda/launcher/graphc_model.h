@@ -3,7 +3,8 @@
 // Weights are uploaded once and there is one arena. The first run launches kernels one after
 // another, each waited for, so that a fault names its kernel; the second captures copies and
 // launches as a graph, independent branches on streams of their own, which later runs replay, until
-// other sizes are set.
+// other sizes are set. Where data decides what is done (loops with conditions, branches, sizes), the
+// host waits for that in each run, and nothing is captured.
 // A Model may be used by one thread at a time. Failures are thrown as graphc::Error.
 //
 // A program of several models has several copies of this file: the first is as good as any.
@@ -51,6 +52,13 @@ struct Argument {
     size_t offset;  // in bytes
 };
 
+// The same place so many bytes further.
+inline Argument moved(Argument place, int64_t bytes)
+{
+    place.offset += size_t(bytes);
+    return place;
+}
+
 // A launch. `waits` numbers launches on other streams that must be done; `awaited`: another stream
 // waits for this one.
 struct Launch {
@@ -75,6 +83,8 @@ struct Check {
     bool tells;
 };
 
+class Steps;
+
 struct Plan {
     const char *name;
     const Tensor *inputs;
@@ -94,6 +104,10 @@ struct Plan {
     // launch its blocks and the numbers that follow its arguments. Null if there are no sizes.
     void (*numbers)(const int64_t *sizes, int64_t *numbers);
     int number_count;
+    int count_count;  // sizes after the others, which data decides in the course of a run
+    // Does the steps of a run, if these are more than all launches in order.
+    void (*steps)(Steps &run, const int64_t *sizes);
+    bool captured;  // whether that is the same in each run, and may be replayed
 };
 
 // The quotient rounded down, and what is left; of a divisor above 0.
@@ -165,6 +179,10 @@ class Model {
                   "weights");
             place(plan.inputs, plan.input_count, inputs, staged_inputs);
             place(plan.outputs, all_outputs(), outputs, staged_outputs);
+            void *memory = nullptr;
+            check(cudaMallocHost(&memory, sizeof *word), "pinned");
+            host_memory.push_back(memory);
+            word = static_cast<int64_t *>(memory);
             std::vector<int64_t> largest;
             for (int n = 0; n < plan.size_count; ++n) {
                 largest.push_back(plan.sizes[n].high);
@@ -183,22 +201,22 @@ class Model {
 
     // Sets the sizes of the runs to come, in the order of plan.sizes; at first they are the largest.
     // Error tells of one that is out of bounds.
-    void set_sizes(const int64_t *sizes)
+    void set_sizes(const int64_t *given)
     {
         for (int n = 0; n < plan.size_count; ++n) {
             const Size &size = plan.sizes[n];
-            if (sizes[n] < size.low || sizes[n] > size.high) {
-                throw Error(std::string("size ") + size.name + " = " + std::to_string(sizes[n]) +
+            if (given[n] < size.low || given[n] > size.high) {
+                throw Error(std::string("size ") + size.name + " = " + std::to_string(given[n]) +
                             " is not in " + std::to_string(size.low) + ".." +
                             std::to_string(size.high));
             }
         }
-        const std::vector<int64_t> before = numbers;
-        numbers.assign(size_t(plan.number_count), 0);
-        if (plan.numbers != nullptr) {
-            plan.numbers(sizes, numbers.data());
+        const std::vector<int64_t> before = sizes;
+        sizes.assign(given, given + plan.size_count);
+        for (int n = 0; n < plan.count_count; ++n) {
+            sizes.push_back(plan.sizes[plan.size_count + n].high);
         }
-        if (before != numbers) {
+        if (plan.numbers != nullptr && before != sizes) {
             read_numbers();
             runs = 0;
             if (graph != nullptr) {
@@ -208,9 +226,17 @@ class Model {
         }
     }
 
-    // The shape of an input or output at the sizes that are set, and its bytes.
-    std::vector<int64_t> input_shape(int number) const { return input_at[size_t(number)].shape; }
-    std::vector<int64_t> output_shape(int number) const { return output_at[size_t(number)].shape; }
+    // The shape of an input or output at the sizes that are set, and its bytes. Where data decides
+    // sizes, an output takes room for the largest, which is its shape before a run; afterwards it is
+    // that of the result.
+    std::vector<int64_t> input_shape(int number) const
+    {
+        return plan.numbers ? input_at[size_t(number)].shape : shape_of(plan.inputs[number]);
+    }
+    std::vector<int64_t> output_shape(int number) const
+    {
+        return plan.numbers ? output_at[size_t(number)].shape : shape_of(plan.outputs[number]);
+    }
     size_t input_bytes(int number) const
     {
         return plan.numbers ? input_at[size_t(number)].bytes : plan.inputs[number].bytes;
@@ -228,7 +254,7 @@ class Model {
         for (int n = 0; n < plan.input_count; ++n) {
             memcpy(staged_inputs[n], values[n], input_bytes(n));
         }
-        if (runs == 0) {
+        if (runs == 0 || !plan.captured) {
             one_by_one();
         } else {
             if (runs == 1) {
@@ -245,15 +271,13 @@ class Model {
     }
 
     // Launches all kernels on arrays of the device, aligned to 16 bytes, in the order of a stream;
-    // does not wait. The next run of this model must come after it. `verify` says afterwards
-    // whether all values were as the model needs them.
+    // does not wait, unless data decides what is done. The next run of this model must come after
+    // it. `verify` says afterwards whether all values were as the model needs them.
     void enqueue(const void *const *values, void *const *results, cudaStream_t stream)
     {
         std::vector<void *> all(results, results + plan.output_count);
         all.insert(all.end(), outputs.begin() + plan.output_count, outputs.end());
-        for (int n = 0; n < plan.launch_count; ++n) {
-            launch(n, values, all.data(), stream);
-        }
+        perform(values, all.data(), stream, false);
     }
 
     // Waits for what was enqueued in a stream. Error tells of a value that the model forbids.
@@ -270,6 +294,8 @@ class Model {
     }
 
   private:
+    friend class Steps;
+
     const Plan &plan;
     const int device;
     cudaStream_t main_stream = nullptr;
@@ -286,12 +312,21 @@ class Model {
         std::vector<int64_t> shape;
         size_t bytes;
     };
+    std::vector<int64_t> sizes;
     std::vector<int64_t> numbers;  // what depends on sizes
+    int64_t *word = nullptr;  // pinned, for what is read back
     std::vector<At> input_at, output_at;
     std::vector<const int64_t *> launch_at;  // blocks, and what follows the arguments
 
+    static std::vector<int64_t> shape_of(const Tensor &tensor)
+    {
+        return std::vector<int64_t>(tensor.shape, tensor.shape + tensor.rank);
+    }
+
     void read_numbers()
     {
+        numbers.assign(size_t(plan.number_count), 0);
+        plan.numbers(sizes.data(), numbers.data());
         const int64_t *next = numbers.data();
         input_at.clear();
         output_at.clear();
@@ -386,15 +421,29 @@ class Model {
         }
     }
 
-    void launch(int number, const void *const *values, void *const *results, cudaStream_t stream)
+    char *address(const Argument &argument, const void *const *values, void *const *results) const
     {
-        const Launch &launch = plan.launches[number];
+        const void *base = argument.space == Space::input    ? values[argument.number]
+                           : argument.space == Space::output ? results[argument.number]
+                           : argument.space == Space::arena  ? arena
+                                                             : weights_on_device;
+        return static_cast<char *>(const_cast<void *>(base)) + argument.offset;
+    }
+
+    // `trip`, if there is one, is given after the numbers of a launch.
+    void launch(int which, const void *const *values, void *const *results, cudaStream_t stream,
+                const int64_t *trip = nullptr)
+    {
+        const Launch &launch = plan.launches[which];
         dim3 grid(launch.grid[0], launch.grid[1], launch.grid[2]);
-        std::vector<int64_t> sizes;
+        std::vector<int64_t> further;
         if (plan.numbers != nullptr) {
-            const int64_t *at = launch_at[size_t(number)];
+            const int64_t *at = launch_at[size_t(which)];
             grid = dim3(unsigned(at[0]), 1, 1);
-            sizes.assign(at + 1, at + 1 + launch.size_count);
+            further.assign(at + 1, at + 1 + launch.size_count);
+        }
+        if (trip != nullptr) {
+            further.push_back(*trip);
         }
         if (grid.x == 0) {
             return;
@@ -402,16 +451,11 @@ class Model {
         std::vector<const void *> pointers(launch.argument_count);
         std::vector<void *> parameters(launch.argument_count);
         for (int n = 0; n < launch.argument_count; ++n) {
-            const Argument &argument = launch.arguments[n];
-            const void *base = argument.space == Space::input    ? values[argument.number]
-                               : argument.space == Space::output ? results[argument.number]
-                               : argument.space == Space::arena  ? arena
-                                                                 : weights_on_device;
-            pointers[n] = static_cast<const char *>(base) + argument.offset;
+            pointers[n] = address(launch.arguments[n], values, results);
             parameters[n] = &pointers[n];
         }
-        for (int64_t &size : sizes) {
-            parameters.push_back(&size);
+        for (int64_t &number : further) {
+            parameters.push_back(&number);
         }
         check(cudaLaunchKernel(launch.function, grid,
                                dim3(launch.block[0], launch.block[1], launch.block[2]),
@@ -422,16 +466,13 @@ class Model {
     void one_by_one()
     {
         upload(main_stream);
-        for (int n = 0; n < plan.launch_count; ++n) {
-            launch(n, inputs.data(), outputs.data(), main_stream);
-            if (!proven) {
-                check(cudaStreamSynchronize(main_stream),
-                      std::string("kernel ") + plan.launches[n].name);
-            }
-        }
+        perform(inputs.data(), outputs.data(), main_stream, !proven);
         proven = true;
         download(main_stream);
     }
+
+    // All launches and what is around them, in the order of a stream; `waits` for each.
+    void perform(const void *const *values, void *const *results, cudaStream_t stream, bool waits);
 
     void capture()
     {
@@ -439,7 +480,11 @@ class Model {
         check(cudaStreamBeginCapture(branches[0], cudaStreamCaptureModeRelaxed), "capture");
         try {
             upload(branches[0]);
-            launch_branches();
+            if (plan.steps != nullptr) {
+                perform(inputs.data(), outputs.data(), branches[0], false);
+            } else {
+                launch_branches();
+            }
             download(branches[0]);
         } catch (...) {
             cudaStreamEndCapture(branches[0], &recorded);
@@ -504,6 +549,76 @@ class Model {
         }
     }
 };
+
+// What the steps of a plan are made of, on a stream.
+class Steps {
+  public:
+    Steps(Model &model, const void *const *values, void *const *results, cudaStream_t stream,
+          bool waits)
+        : model(model), values(values), results(results), stream(stream), waits(waits)
+    {
+    }
+
+    void launch(int number, const int64_t *trip = nullptr)
+    {
+        model.launch(number, values, results, stream, trip);
+        if (waits) {
+            check(cudaStreamSynchronize(stream),
+                  std::string("kernel ") + model.plan.launches[number].name);
+        }
+    }
+
+    void copy(const Argument &target, const Argument &source, int64_t bytes)
+    {
+        if (bytes != 0) {
+            check(cudaMemcpyAsync(address(target), address(source), size_t(bytes),
+                                  cudaMemcpyDeviceToDevice, stream),
+                  "copy");
+        }
+    }
+
+    // A bool or an integer, once all that was asked for is done.
+    bool holds(const Argument &place) { return read(place, 1) != 0; }
+    int64_t number(const Argument &place) { return read(place, sizeof(int64_t)); }
+
+    // Makes a number the value of a size that data decides.
+    void count(int number, int64_t value)
+    {
+        model.sizes[size_t(model.plan.size_count + number)] = value;
+        model.read_numbers();
+    }
+
+  private:
+    Model &model;
+    const void *const *values;
+    void *const *results;
+    const cudaStream_t stream;
+    const bool waits;
+
+    char *address(const Argument &place) const { return model.address(place, values, results); }
+
+    int64_t read(const Argument &place, size_t bytes)
+    {
+        *model.word = 0;
+        check(cudaMemcpyAsync(model.word, address(place), bytes, cudaMemcpyDeviceToHost, stream),
+              "what is decided");
+        check(cudaStreamSynchronize(stream), model.plan.name);
+        return *model.word;
+    }
+};
+
+inline void Model::perform(const void *const *values, void *const *results, cudaStream_t stream,
+                           bool waits)
+{
+    Steps run(*this, values, results, stream, waits);
+    if (plan.steps != nullptr) {
+        plan.steps(run, sizes.data());
+        return;
+    }
+    for (int n = 0; n < plan.launch_count; ++n) {
+        run.launch(n);
+    }
+}
 
 }  // namespace graphc
 

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("run_model.py")
 README = """\
 # {name}
 
-{launches} kernel launches per inference; on the device, weights of {weights} bytes and an arena of
+{launches} kernel launches {each}; on the device, weights of {weights} bytes and an arena of
 {arena} bytes.
 
 | | |
@@ -51,6 +51,8 @@ build/{name}_example weights.bin
 
 OPEN = """ `model.set_sizes(sizes)` sets the sizes of the runs to come, at first the largest;
 `model.output_shape(0)` tells what an output then is."""
+COUNTED = """ Data decides sizes: outputs take room for the largest, and after a run
+`model.output_shape(0)` tells what an output is."""
 
 
 def python_files(name: str, plan: Mapping) -> dict[str, str]:
@@ -60,12 +62,13 @@ def python_files(name: str, plan: Mapping) -> dict[str, str]:
     readme = README.format(
         name=name,
         launches=len(plan["launches"]),
+        each="in loops and branches" if "steps" in plan else "per inference",
         weights=plan["weights_bytes"],
         arena=plan["arena_bytes"],
         inputs=_cell(inputs(plan)),
         outputs=_cell(outputs(plan)),
-        sizes=f"| sizes | {_cell(sizes(plan))} |\n" if plan["sizes"] else "",
-        open=OPEN if plan["sizes"] else "",
+        sizes=f"| sizes | {_cell(sizes(plan))} |\n" if all_sizes(plan) else "",
+        open=(OPEN if plan["sizes"] else "") + (COUNTED if plan.get("counts") else ""),
         given=f" --input {file}" if plan["inputs"] else "",
     )
     script = SCRIPT.read_text().replace("run_NAME", f"run_{name}")
@@ -100,9 +103,18 @@ def _interface(entry: Mapping) -> str:
     return f"{_name(entry)}: {entry['dtype']}[{','.join(map(_shown, entry['shape']))}]"
 
 
+def all_sizes(plan: Mapping) -> list[Mapping]:
+    """The sizes that inputs have, then those that data decides."""
+    return [*plan["sizes"], *plan.get("counts", ())]
+
+
 def sizes(plan: Mapping) -> list[str]:
     """Each size: `batch: 1..32`."""
-    return [f"{_name(size)}: {size['low']}..{size['high']}" for size in plan["sizes"]]
+    given = len(plan["sizes"])
+    return [
+        f"{_name(size)}: {size['low']}..{size['high']}{', which data decides' * (n >= given)}"
+        for n, size in enumerate(all_sizes(plan))
+    ]
 
 
 SIGNS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "/", "mod": "%"}

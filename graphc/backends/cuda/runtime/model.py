@@ -5,13 +5,15 @@ arrays of the host goes through pinned memory; a run on arrays of the device rea
 its results where they are. The first run of a model waits for every kernel, so that a fault names
 it. The first run for given places launches kernels one after another; the second captures copies
 and launches as a graph, independent branches on streams of their own, and every later one replays
-it in one call.
+it in one call. Where data decides what is done (steps.py), the host waits for that, and nothing is
+captured.
 
 Calls of one model from several threads follow one another.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -28,9 +30,11 @@ from .constants import Constants
 from .driver import Driver, DriverError
 from .memory import Block, Memory
 from .plan import AtSizes, Launch, OpenPlan, Sizes, Spec
+from .steps import Place, perform
 
 MAX_SIZES = 64  # whose launches are kept per model
 MAX_GRAPHS = 16  # kept per model; the least recently used goes first
+WORD = 8  # bytes that are read back at once
 ALIGNMENT = 16  # bytes, of arrays that kernels may read in vectors
 CHECK = "GRAPHC_CUDA_CHECK"  # if set, every launch is waited for, and nothing is captured
 
@@ -55,6 +59,9 @@ class Model:
 
     def __init__(self, plan: Mapping[str, Any], weights: Any, image: bytes, driver: Driver):
         self.plan, self.driver = plan, driver
+        numbers = range(len(plan["launches"]))
+        self._steps = plan.get("steps") or [{"launch": number} for number in numbers]
+        self._is_captured = plan.get("captured", True)
         self._lock = threading.RLock()
         self._graphs: OrderedDict[Places, object] = OrderedDict()
         self._host: _HostSide | None = None
@@ -75,6 +82,7 @@ class Model:
             self._start = self._memory.event()
             self._timed = (self._memory.event(timed=True), self._memory.event(timed=True))
             self._arena = self._memory.allocate(plan["arena_bytes"])
+            self._word = self._memory.pinned(WORD)
             self._constants = Constants(plan, weights, self._memory, self._stream)
 
     def _at(self, sizes: Sizes) -> AtSizes:
@@ -154,9 +162,16 @@ class Model:
         host = self._host_side(sizes)
         for view, value in zip(host.inputs.views, values):
             np.copyto(view, value)
-        self._perform(host.places, host)
+        known = self._perform(host.places, host)
         self._wait()
-        return [view.copy() for view in host.outputs.views]
+        return [
+            view.reshape(-1)[: math.prod(spec.shape)].reshape(spec.shape).copy()
+            for view, spec in zip(host.outputs.views, self._outputs_at(known, sizes))
+        ]
+
+    def _outputs_at(self, known: Mapping[str, int], sizes: Sizes) -> list[Spec]:
+        """The outputs of a run after which all sizes are known."""
+        return self._open.outputs(known) if self._open.counts else self._at(sizes).outputs
 
     def _host_side(self, sizes: Sizes) -> _HostSide:
         """The memory of runs on arrays of the host, laid out for some sizes."""
@@ -168,13 +183,14 @@ class Model:
     def _run_on_device(self, values: Sequence[Any], sizes: Sizes) -> list[DeviceArray]:
         pointers = tuple(self._input(n, value, sizes) for n, value in enumerate(values))
         places = Places(pointers, self._outputs_for_a_run(), sizes)
-        self._perform(places)
+        known = self._perform(places)
         stream = self.driver.number(self._stream)
+        outputs = self._outputs_at(known, sizes)
         return [
             DeviceArray(
                 pointer, spec.shape, spec.dtype, self.driver, self, spare.append, stream=stream
             )
-            for spec, pointer, spare in zip(self._at(sizes).outputs, places.outputs, self._spare)
+            for spec, pointer, spare in zip(outputs, places.outputs, self._spare)
         ]
 
     def _input(self, number: int, value: Any, sizes: Sizes) -> int:
@@ -203,35 +219,37 @@ class Model:
 
     # ------------------------------------------------------------ launches
 
-    def _perform(self, places: Places, host: _HostSide | None = None) -> None:
-        """Gives the GPU all copies and launches of a run: one by one at first, then as a graph."""
+    def _perform(self, places: Places, host: _HostSide | None = None) -> Mapping[str, int]:
+        """Gives the GPU all copies and launches of a run: one by one at first, then as a graph, if
+        it can be one. The sizes that are known by then."""
         check = bool(os.environ.get(CHECK))
-        if check or places not in self._graphs:
-            self._one_by_one(places, host, check or not self._proven)
-            self._graphs.setdefault(places, None)
+        if check or not self._is_captured or places not in self._graphs:
+            known = self._one_by_one(places, host, check or not self._proven)
             self._proven = True
+            if self._is_captured:
+                self._graphs.setdefault(places, None)
         else:
+            known = self._open.known(places.sizes)
             if self._graphs[places] is None:
                 self._graphs[places] = self._captured(places, host)
             self.driver.replay(self._graphs[places], self._stream)
-        self._graphs.move_to_end(places)
+        if self._is_captured:
+            self._graphs.move_to_end(places)
         if len(self._graphs) > MAX_GRAPHS:
             _, graph = self._graphs.popitem(last=False)
             if graph is not None:
                 self.driver.synchronize(self._stream)
                 self._memory.free_graph(graph)
+        return known
 
-    def _one_by_one(self, places: Places, host: _HostSide | None, waits: bool) -> None:
-        stream = self._stream
+    def _one_by_one(self, places: Places, host: _HostSide | None, waits: bool) -> Mapping[str, int]:
         if host is not None:
-            host.upload(self.driver, stream)
-        for launch in self._at(places.sizes).launches:
-            with _named(launch):
-                self._enqueue(launch, places, stream)
-                if waits:
-                    self.driver.synchronize(stream)
+            host.upload(self.driver, self._stream)
+        known = self._open.known(places.sizes)
+        perform(self._steps, known, _OnStream(self, places, self._stream, waits))
         if host is not None:
-            host.download(self.driver, stream)
+            host.download(self.driver, self._stream)
+        return known
 
     def _captured(self, places: Places, host: _HostSide | None) -> object:
         """Everything a run does, as a graph."""
@@ -240,7 +258,11 @@ class Model:
         try:
             if host is not None:
                 host.upload(self.driver, stream)
-            self._branches(places)
+            if "steps" in self.plan:
+                known = self._open.known(places.sizes)
+                perform(self._steps, known, _OnStream(self, places, stream, False))
+            else:
+                self._branches(places)
             if host is not None:
                 host.download(self.driver, stream)
         except DriverError:
@@ -270,16 +292,18 @@ class Model:
             if used:
                 self.driver.wait(self._events[number], main)
 
-    def _enqueue(self, launch: Launch, places: Places, stream: object) -> None:
+    def _enqueue(
+        self, launch: Launch, places: Places, stream: object, further: Sequence[int] = ()
+    ) -> None:
         if launch.grid[0] == 0:
             return
         pointers = [self._address(argument, places) for argument in launch.arguments]
         self.driver.launch(
             launch.function, launch.grid, launch.block, launch.shared, stream,
-            [*pointers, *launch.sizes],
+            [*pointers, *launch.sizes, *further],
         )  # fmt: skip
 
-    def _address(self, argument: tuple[str, int, int], places: Places) -> int:
+    def _address(self, argument: Place, places: Places) -> int:
         space, number, offset = argument
         if space == "arena":
             return self._arena + offset
@@ -296,6 +320,34 @@ class Model:
                 f"a kernel of {self.plan['name']} failed: {error} (with {CHECK}=1 in the "
                 "environment every launch is waited for, and the kernel is named)"
             ) from error
+
+
+class _OnStream:
+    """Gives a stream the steps of a run; `waits` for each launch."""
+
+    def __init__(self, model: Model, places: Places, stream: object, waits: bool):
+        self.model, self.places, self.stream, self.waits = model, places, stream, waits
+        self.launches = model._at(places.sizes).launches
+
+    def launch(self, number: int, known: Mapping[str, int], *further: int) -> None:
+        launch = self.launches[number]
+        if self.model._open.counts:
+            launch = self.model._open.launch(number, known)
+        with _named(launch):
+            self.model._enqueue(launch, self.places, self.stream, further)
+            if self.waits:
+                self.model.driver.synchronize(self.stream)
+
+    def copy(self, target: Place, source: Place, nbytes: int) -> None:
+        if nbytes:
+            to, start = (self.model._address(place, self.places) for place in (target, source))
+            self.model.driver.copy(to, start, nbytes, self.stream)
+
+    def read(self, place: Place, nbytes: int) -> int:
+        word = self.model._word[:nbytes]
+        self.model.driver.download(word, self.model._address(place, self.places), self.stream)
+        self.model._wait()
+        return int.from_bytes(word.tobytes(), "little", signed=True)
 
 
 class _HostSide:

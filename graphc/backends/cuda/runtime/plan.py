@@ -2,7 +2,8 @@
 
 The numbers of a plan of open shape (extents, grids, what kernels are given) are expressions: an
 integer, the name of a size, or a list of an operation and its operands. A size is read from a
-dimension of an input. Memory is that of the largest sizes.
+dimension of an input; a count is one that data decides, which is known in the course of a run
+(steps.py). Memory is that of the largest sizes.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class AtSizes:
-    """The inputs, outputs and launches of a plan at some sizes."""
+    """The inputs, outputs and launches of a plan at some sizes, where counts are the largest."""
 
     inputs: list[Spec]
     outputs: list[Spec]
@@ -96,6 +97,7 @@ class OpenPlan:
     def __init__(self, plan: Mapping[str, Any], driver: Driver, module: object):
         self.plan = plan
         self.most: Sizes = tuple(size["high"] for size in plan["sizes"])
+        self.counts = {count["name"]: count["high"] for count in plan.get("counts", ())}
         self._loaded = [_loaded(driver, module, entry) for entry in plan["launches"]]
 
     def sizes_of(self, shapes: Sequence[Sequence[int]]) -> Sizes:
@@ -113,20 +115,28 @@ class OpenPlan:
             sizes.append(int(extent))
         return tuple(sizes)
 
+    def known(self, sizes: Sizes) -> dict[str, int]:
+        """The sizes of inputs by name."""
+        return {size["name"]: extent for size, extent in zip(self.plan["sizes"], sizes)}
+
     def at(self, sizes: Sizes) -> AtSizes:
         """The plan at these sizes."""
-        known = {size["name"]: extent for size, extent in zip(self.plan["sizes"], sizes)}
-        launches = [
-            replace(
-                launch, grid=(value(entry["grid"], known), 1, 1),
-                sizes=tuple([value(x, known) for x in entry["sizes"]]),
-            )
-            for launch, entry in zip(self._loaded, self.plan["launches"])
-        ]  # fmt: skip
-        inputs, outputs = (
-            [Spec(entry, known) for entry in self.plan[kind]] for kind in ("inputs", "outputs")
-        )
-        return AtSizes(inputs, outputs, launches)
+        known = self.known(sizes) | self.counts
+        launches = [self.launch(number, known) for number in range(len(self._loaded))]
+        inputs = [Spec(entry, known) for entry in self.plan["inputs"]]
+        return AtSizes(inputs, self.outputs(known), launches)
+
+    def launch(self, number: int, known: Mapping[str, int]) -> Launch:
+        """A launch where sizes are known."""
+        entry = self.plan["launches"][number]
+        return replace(
+            self._loaded[number], grid=(value(entry["grid"], known), 1, 1),
+            sizes=tuple([value(x, known) for x in entry["sizes"]]),
+        )  # fmt: skip
+
+    def outputs(self, known: Mapping[str, int]) -> list[Spec]:
+        """The outputs where all sizes are known."""
+        return [Spec(entry, known) for entry in self.plan["outputs"]]
 
 
 def _loaded(driver: Driver, module: object, entry: Mapping[str, Any]) -> Launch:

@@ -8,20 +8,26 @@ sums depend on the order.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from graphc.backends.cfamily.hostcc import shared_library
-from graphc.backends.cuda.emit import CudaSource, LaunchStep
+from graphc.backends.cuda.emit import CudaSource
 from graphc.backends.cuda.machines import VECTOR_BYTES
+from graphc.backends.cuda.runtime.steps import Place, perform
 from graphc.backends.cuda.simulator.translate import translate
+from graphc.backends.cuda.steps import LaunchStep
 from graphc.errors import InternalError, ModelError
 from graphc.ir.checks import judged
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Expr
 from graphc.ir.imperative.lowering import SIZES
 from graphc.ir.program import Slot
 from graphc.ir.sizes import sizes_of
+from graphc.ir.types import Dim, at, elements_of, largest
 
 HEADER = "simulator.h"  # what kernels include: these files, one after another
 PARTS = ("state", "memory", "threads", "functions", "instructions", "warp_groups")
@@ -50,13 +56,9 @@ def simulate(source: CudaSource, orders: Sequence[int] = ORDERS) -> Runner:
     program = source.program
 
     def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        now = source
-        if program.sizes:
-            shapes = [array.shape for array in inputs]
-            now = source.at(sizes_of(program.sizes, program.inputs, shapes))
-        first = Run(now, library, inputs, orders[0]).outputs()
+        first = Run(source, library, inputs, orders[0]).outputs()
         for order in orders[1:]:
-            again = Run(now, library, inputs, order).outputs()
+            again = Run(source, library, inputs, order).outputs()
             for (name, _), a, b in zip(program.outputs, first, again):
                 if exact and a.tobytes() != b.tobytes():
                     raise SimulationError(f"output {name} depends on the order of threads")
@@ -80,14 +82,20 @@ def compiled(kernels: str, first: Sequence[str] = ()) -> ctypes.CDLL:
 
 
 class Run:
-    """One run: the memory of the device, and which of its bytes were written."""
+    """One run: the memory of the device, which of its bytes were written, and the sizes that are
+    known."""
 
     def __init__(
         self, source: CudaSource, library: ctypes.CDLL, inputs: Sequence[np.ndarray], order: int
     ):
         self.source, self.library, self.order = source, library, order
         program = source.program
-        self.results = [np.empty(t.static_shape, t.dtype.np) for _, t in program.outputs]
+        self.sizes = _sizes(source, inputs)
+        self.steps: dict[tuple[int, int], LaunchStep] = {}  # by number and how many sizes are known
+        self.results = [
+            np.empty(largest(self.extent(elements_of(t.dims))), t.dtype.np)
+            for _, t in program.outputs
+        ]
         self.arena = np.empty(max(program.arena_bytes, 1), np.uint8)
         self.memory: dict[tuple[str, int], np.ndarray] = {("arena", 0): self.arena}
         self.defined: dict[tuple[str, int], np.ndarray] = {}
@@ -96,31 +104,53 @@ class Run:
                 self.memory[space, number] = array
                 self.defined[space, number] = np.zeros(max(array.nbytes, 1), np.uint8)
                 ctypes.memset(array.ctypes.data, POISON, array.nbytes)
-        for space, arrays in (("input", _checked(source, inputs)), ("const", program.constants)):
+        for space, arrays in (("input", inputs), ("const", program.constants)):
             for number, array in enumerate(arrays):
                 self.memory[space, number] = _as_copied(array)
 
+    def extent(self, dim: Dim) -> Dim:
+        """A number over sizes, as far as they are known."""
+        known: dict[Expr, Expr] = {
+            size: Const(self.sizes[size.name], i64)
+            for size in self.source.program.all_sizes
+            if size.name in self.sizes
+        }
+        return at(dim, known)
+
     def outputs(self) -> list[np.ndarray]:
         """The results of all launches."""
-        for step in self.source.steps:
-            self.launch(step)
-        bounded = _bounded_outputs(self.source)
+        if self.source.flow is None:
+            for number in range(len(self.source.steps)):
+                self.launch(number, self.sizes)
+        else:
+            perform(self.source.flow, self.sizes, self)
+        bounded, found = _bounded_outputs(self.source), []
         for number, (name, type) in enumerate(self.source.program.outputs):
+            shape = tuple(int(self.extent(dim)) for dim in type.dims)
+            found.append(self.results[number][: math.prod(shape)].reshape(shape))
             if number in bounded:
                 continue
-            missing = np.flatnonzero(self.defined["output", number][: type.nbytes] == 0)
+            missing = np.flatnonzero(self.defined["output", number][: found[-1].nbytes] == 0)
             if missing.size:
                 element = int(missing[0]) // type.dtype.size
                 raise SimulationError(f"output {name}: element {element} was never written")
-        return self.results
+        return found
 
-    def launch(self, step: LaunchStep) -> None:
+    def launch(self, number: int, known: Mapping[str, int], *further: int) -> None:
+        key = number, len(known)
+        if key not in self.steps:
+            self.steps[key] = self.source.steps[number].at(self.extent)
+        self.start(self.steps[key], further)
+
+    def start(self, step: LaunchStep, further: Sequence[int] = ()) -> None:
+        """Launches a kernel."""
         if not step.grid:
             return
         count = max(len(step.slots), 1)
         data = (ctypes.c_void_p * count)(*(self.address(s) for s in step.slots))
         counts = (ctypes.c_int64 * count)(*(s.elements for s in step.slots))
-        sizes = (ctypes.c_int64 * max(len(step.sizes), 1))(*step.sizes)
+        given = (*step.sizes, *further)
+        sizes = (ctypes.c_int64 * max(len(given), 1))(*given)
         defined = (ctypes.c_void_p * count)(*(self.marks(s) for s in step.slots))
         entry = getattr(self.library, f"launch_{step.function}")
         entry.restype = ctypes.c_char_p
@@ -129,6 +159,25 @@ class Run:
         )
         if message is not None:
             raise SimulationError(f"kernel {step.function}: {message.decode()}")
+
+    def copy(self, target: Place, source: Place, nbytes: int) -> None:
+        (values, written), (into, marks) = self.part(source, nbytes), self.part(target, nbytes)
+        into[:], marks[:] = values, written
+
+    def read(self, place: Place, nbytes: int) -> int:
+        values, written = self.part(place, nbytes)
+        if not written.all():
+            raise SimulationError(f"{place} decides what is done before it is written")
+        return int.from_bytes(values.tobytes(), "little", signed=True)
+
+    def part(self, place: Place, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes of a place, and the marks of those that are written."""
+        space, number, start = place
+        whole = self.memory[space, number].reshape(-1).view(np.uint8)
+        if not 0 <= start <= start + nbytes <= whole.nbytes:
+            raise SimulationError(f"bytes {start}..{start + nbytes} are not in {space} {number}")
+        marks = self.defined.get((space, number), np.ones_like(whole))
+        return whole[start : start + nbytes], marks[start : start + nbytes]
 
     def address(self, slot: Slot) -> int:
         return self.memory[slot.space, slot.index].ctypes.data + slot.offset
@@ -157,11 +206,14 @@ def _bounded_outputs(source: CudaSource) -> set[int]:
     }
 
 
-def _checked(source: CudaSource, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    expected = source.program.inputs
-    if len(inputs) != len(expected):
-        raise ModelError(f"takes {len(expected)} inputs, found {len(inputs)}")
-    for (name, type), array in zip(expected, inputs):
-        if array.dtype != type.dtype.np or array.shape != type.static_shape:
+def _sizes(source: CudaSource, inputs: Sequence[np.ndarray]) -> dict[str, int]:
+    """The sizes that inputs have; ModelError unless they have the right types."""
+    program = source.program
+    if len(inputs) != len(program.inputs):
+        raise ModelError(f"takes {len(program.inputs)} inputs, found {len(inputs)}")
+    for (name, type), array in zip(program.inputs, inputs):
+        is_wrong = type.is_static and array.shape != type.static_shape
+        if is_wrong or array.dtype != type.dtype.np:
             raise ModelError(f"input {name} takes {type}, found {array.dtype}{list(array.shape)}")
-    return list(inputs)
+    values = sizes_of(program.sizes, program.inputs, [array.shape for array in inputs])
+    return {size.name: value for size, value in zip(program.sizes, values)}

@@ -29,10 +29,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphc.backends.cuda.emit import CudaSource, LaunchStep
+from graphc.backends.cuda.emit import CudaSource
 from graphc.backends.cuda.simulator.build import Run, compiled
 from graphc.backends.cuda.simulator.sites import Numbering, Site
 from graphc.backends.cuda.simulator.translate import translate
+from graphc.backends.cuda.steps import LaunchStep
 
 BLOCKS = 4  # of a launch, by default
 SHUFFLED = 2  # the order of blocks of which the first are a sample, the same in every run
@@ -141,7 +142,7 @@ class _Sample(Run):
         """Runs the first launch of a kernel."""
         step = steps[0]
         self.library.begin_profile(len(self.sites), self.blocks)
-        self.launch(step)
+        self.start(step)
         scale = max(step.grid / self.blocks, 1.0)
         counts = self.library.profile_of_sites()
         sites = {}

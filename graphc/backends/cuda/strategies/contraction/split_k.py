@@ -32,7 +32,9 @@ def lower_split_k(computation: Computation, gpu: Machine, lower: Lower) -> Lower
     """The kernel that adds up partial sums, after one that computes them; or why it is no gain.
     Of other reductions of few rows likewise (rows/long.py), with what is left lowered by `lower`.
     """
-    shapes = (b.shape for b in (*computation.inputs, *(o.buffer for o in computation.outputs)))
+    outputs = computation.outputs
+    shapes = [b.shape for b in (*computation.inputs, *(o.buffer for o in outputs))]
+    shapes += [(a.extent,) for r in reductions_in(o.expr for o in outputs) for a in r.axes]
     size = next((x for shape in shapes for x in shape if not isinstance(x, int)), None)
     if size is not None:
         return f"split: sizes must be constants, found {size}"

@@ -1,0 +1,212 @@
+"""Control flow and sizes that data decides, on a GPU: in the simulator, by the runtime and in C++,
+against the target for the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import test_counts as counts
+import test_program_flow as flow
+from cuda_programs import needs_compiler, needs_nvcc
+from fake_driver import FakeDriver
+from fake_gpu import environment, link, make
+
+import graphc
+from graphc.backends.cuda import CudaSource, emit
+from graphc.backends.cuda.bundle import bundle_files, launch_plan
+from graphc.backends.cuda.runtime import Model
+from graphc.backends.cuda.simulator import simulate
+from graphc.backends.cuda.simulator.build import SimulationError
+from graphc.backends.cuda.steps import MAX_CAPTURED
+from graphc.driver import configured
+from graphc.ir.program import Program
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "frontend"))
+
+from onnx_models import model
+
+pytestmark = needs_compiler
+RNG = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def sparse(*shape: int) -> np.ndarray:
+    """Floats, most of them zero."""
+    return floats(*shape) * (RNG.random(shape) < 0.4)
+
+
+FLOW = {
+    "condition": (flow.HALVING, [floats(4) + 3, np.float32(0.5)]),
+    "trips": (flow.COUNTING, [floats(4)]),
+    "asked": (flow.ASKED, [floats(3), np.array(True)]),
+    "not asked": (flow.ASKED, [floats(3), np.array(False)]),
+    "rotated": (flow.ROTATING, [floats(3), floats(3), floats(3)]),
+    "nested": (flow.NESTED, [floats(3), floats(3)]),
+    "then": (flow.BRANCHES, [floats(3), np.array(True)]),
+    "else": (flow.BRANCHES, [floats(3), np.array(False)]),
+    "branch in a loop": (flow.BRANCH_IN_LOOP, [floats(3), floats(3)]),
+    "scan": (flow.SCAN % (0, 1, 1, 0), [floats(3), floats(700, 3), floats(700)]),
+}
+COUNTED = {
+    "places": (counts.PLACES, [sparse(12, 17)]),
+    "no places": (counts.PLACES, [np.zeros((12, 17), np.float32)]),
+    "shape": (counts.SHAPE, [sparse(12, 17)]),
+    "values": (counts.VALUES, [sparse(12, 17)]),
+    "rows": (counts.ROWS, [sparse(40), floats(40, 24)]),
+    "no rows": (counts.ROWS, [np.zeros(40, np.float32), floats(40, 24)]),
+    "columns": (counts.COLUMNS, [sparse(40), floats(6, 40)]),
+    "two": (counts.TWO, [sparse(12), sparse(17)]),
+    "range": (counts.COUNTED, [sparse(12, 17)]),
+    "boxes": (counts.BOXES, [floats(1, 40, 4), RNG.random((1, 3, 40), np.float32)]),
+    "distinct": (counts.DISTINCT % (1, ""), [np.round(floats(12, 17))]),
+    "kept": (counts.KEPT % (12, "<axis = 0>"), [floats(12, 17), RNG.random(12) < 0.5]),
+}
+
+
+def compiled(text: str, monkeypatch: Any, load: Any = None) -> tuple[Any, list[CudaSource]]:
+    """A model in the simulator, and the sources of what is compiled of it."""
+    made: list[CudaSource] = []
+    target, _ = configured("cuda", None, {"simulate": True})
+
+    def loaded(self: Any, program: Program) -> Any:
+        made.append(emit(program))
+        return (load or simulate)(made[-1])
+
+    monkeypatch.setattr(type(target), "load", loaded)
+    return graphc.compile(model(text), target="cuda", simulate=True), made
+
+
+def expected(text: str, inputs: list) -> list[np.ndarray]:
+    return graphc.compile(model(text), target="cpu").run(inputs)
+
+
+def same(found: list, wanted: list) -> None:
+    for mine, other in zip(found, wanted, strict=True):
+        assert mine.shape == other.shape and mine.dtype == other.dtype
+        np.testing.assert_allclose(mine, other, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("name", [*FLOW, *COUNTED])
+def test_one_program_has_it_all(name, monkeypatch):
+    text, inputs = (FLOW | COUNTED)[name]
+    run, made = compiled(text, monkeypatch)
+    same(run.run(inputs), expected(text, inputs))
+    (source,) = made
+    assert source.flow is not None
+    assert bool(source.program.counts) == (name in COUNTED)
+
+
+def on_gpu(source: CudaSource) -> Model:
+    """The runtime, on a plan as a launcher reads it."""
+    plan, weights = launch_plan(source)
+    return Model(json.loads(json.dumps(plan)), weights, source.text.encode(), FakeDriver())
+
+
+READS = {"condition": 6, "trips": 0, "else": 1, "rows": 1, "two": 2}
+"""How often a run waits for what data decides."""
+
+
+@pytest.mark.parametrize("name", READS)
+def test_the_runtime_does_the_steps(name, monkeypatch):
+    """Where nothing is read back, from the second run on as a graph."""
+    text, inputs = (FLOW | COUNTED)[name]
+    gpus: list[Model] = []
+    run, _ = compiled(text, monkeypatch, lambda s: gpus.append(on_gpu(s)) or gpus[-1].run)
+    wanted = expected(text, inputs)
+    for _ in range(3):
+        same(run.run(inputs), wanted)
+    (gpu,) = gpus
+    assert gpu.driver.counts["download"] == (2 if name == "trips" else 3 * (READS[name] + 1))
+    assert (gpu.driver.counts["replay"] == 2) == gpu.plan["captured"] == (READS[name] == 0)
+    on_device = gpu.run([gpu.to_device(np.asarray(x)) for x in inputs])
+    same([x.numpy() for x in on_device], wanted)
+
+
+def test_long_loops_are_launched_one_by_one(monkeypatch):
+    text = flow.COUNTING.replace("600", str(MAX_CAPTURED))
+    _, made = compiled(flow.COUNTING, monkeypatch)
+    assert made[0].plan()["captured"]
+    _, made = compiled(text, monkeypatch)
+    assert not made[0].plan()["captured"]
+
+
+def test_steps_that_nothing_has_written_are_refused(monkeypatch):
+    _, made = compiled(flow.BRANCHES, monkeypatch)
+    (source,) = made
+    branch = next(step["if"] for step in source.flow if "if" in step)
+    branch["condition"] = {"space": "output", "index": 0, "offset": 0}
+    with pytest.raises(SimulationError, match="decides what is done before it is written"):
+        simulate(source)([floats(3), np.array(True)])
+    branch["condition"] = {"space": "arena", "index": 0, "offset": 1 << 20}
+    with pytest.raises(SimulationError, match="are not in arena 0"):
+        simulate(source)([floats(3), np.array(True)])
+
+
+MAIN = """#include <cstdio>
+#include <fstream>
+#include "net.h"
+
+int main()
+{
+    const graphc::Plan &plan = net_plan;
+    graphc::Model model(plan, "weights.bin");
+    std::vector<std::vector<char>> values, results;
+    std::vector<const void *> given;
+    std::vector<void *> found;
+    std::ifstream file("in.bin", std::ios::binary);
+    for (int n = 0; n < plan.input_count; ++n) {
+        values.emplace_back(plan.inputs[n].bytes);
+        file.read(values[n].data(), std::streamsize(values[n].size()));
+        given.push_back(values[n].data());
+    }
+    for (int n = 0; n < plan.output_count; ++n) {
+        results.emplace_back(plan.outputs[n].bytes);
+        found.push_back(results[n].data());
+    }
+    for (int round = 0; round < 3; ++round) {
+        model.run(given.data(), found.data());
+    }
+    for (int n = 0; n < plan.output_count; ++n) {
+        std::fwrite(found[n], 1, model.output_bytes(n), stdout);
+        for (int64_t extent : model.output_shape(n)) {
+            std::fprintf(stderr, "%d ", int(extent));
+        }
+    }
+}
+"""
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", ["nested", "branch in a loop", "two"])
+def test_a_cpp_program_does_the_steps(name, tmp_path, monkeypatch):
+    text, inputs = (FLOW | COUNTED)[name]
+    run, made = compiled(text, monkeypatch)
+    for path, contents in bundle_files(made[0], (), "net").items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(contents)
+    gpu = make(tmp_path)
+    (tmp_path / "main.cpp").write_text(MAIN)
+    sources = [str(tmp_path / file) for file in ("main.cpp", "net.cpp")]
+    link(tmp_path / "main", sources, [tmp_path / "net_kernels.cu"])
+    (tmp_path / "in.bin").write_bytes(b"".join(np.asarray(x).tobytes() for x in inputs))
+    done = subprocess.run(
+        [tmp_path / "main"], cwd=tmp_path, capture_output=True, env=environment(gpu)
+    )
+    assert done.returncode == 0, done.stderr
+    start = 0
+    for wanted in expected(text, inputs):
+        found = np.frombuffer(done.stdout, wanted.dtype, wanted.size, start).reshape(wanted.shape)
+        np.testing.assert_allclose(found, wanted, 1e-5, 1e-6)
+        start += wanted.nbytes
+    assert start == len(done.stdout)
+    shapes = [x for wanted in expected(text, inputs) for x in wanted.shape]
+    assert done.stderr.split() == [str(x).encode() for x in shapes]
