@@ -30,7 +30,7 @@ from graphc.ir.program import (
 )
 from graphc.ir.types import Dim, at
 
-TRIP = Sym("trip", 0, i64.max)
+TRIP = Sym("trip", 0, (1 << 63) - 1)
 COUNTER = Kernel(
     "trip",
     (Buffer("counter", i64, (1,), "out"),),

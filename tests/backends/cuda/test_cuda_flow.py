@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import test_counts as counts
 import test_program_flow as flow
@@ -23,7 +24,9 @@ from graphc.backends.cuda.bundle import bundle_files, launch_plan
 from graphc.backends.cuda.runtime import Model
 from graphc.backends.cuda.simulator import simulate
 from graphc.backends.cuda.simulator.build import SimulationError
+from graphc.backends.cuda.simulator.profile import profile
 from graphc.backends.cuda.steps import MAX_CAPTURED
+from graphc.cli import app
 from graphc.driver import configured
 from graphc.ir.program import Program
 
@@ -210,3 +213,52 @@ def test_a_cpp_program_does_the_steps(name, tmp_path, monkeypatch):
     assert start == len(done.stdout)
     shapes = [x for wanted in expected(text, inputs) for x in wanted.shape]
     assert done.stderr.split() == [str(x).encode() for x in shapes]
+
+
+def test_accesses_are_counted_at_the_largest_sizes(monkeypatch):
+    text, inputs = COUNTED["rows"]
+    _, made = compiled(text, monkeypatch)
+    found = {each.steps[0].function: each.steps[0] for each in profile(made[0], inputs)}
+    assert [step.sizes for name, step in found.items() if name.startswith("nest")] == [(40,)]
+
+
+SUMS = """g (float[3] s, float[T,3] x) => (y, a) {
+    w = Exp(s)
+    y, a = Scan<num_scan_inputs = 1, body = l (float[3] p, float[3] row)
+            => (float[3] t, float[3] u) {
+        t0 = Add(p, row)
+        t = Tanh(t0)
+        u = Sub(t, w)
+    }>(s, x)
+}"""
+
+
+def test_a_program_of_open_shape_has_loops(monkeypatch):
+    """As many trips as an input has rows."""
+    target, _ = configured("cuda", None, {"simulate": True})
+    gpus: list[Model] = []
+
+    def load(self: Any, program: Program) -> Any:
+        gpus.append(on_gpu(emit(program)))
+        return gpus[-1].run
+
+    monkeypatch.setattr(type(target), "load", load)
+    run = graphc.compile(model(SUMS), "cuda", simulate=True, specialise="any", dims={"T": (1, 40)})
+    for rows in (1, 40, 7, 7, 7):
+        inputs = [floats(3), floats(rows, 3)]
+        same(run.run(inputs), expected(SUMS, inputs))
+    assert len(gpus) == 1 and gpus[0].plan["captured"]
+    assert gpus[0].driver.counts["replay"] == 2
+
+
+def test_folders_tell_of_sizes_that_data_decides(tmp_path, capsys):
+    onnx.save(model(COUNTED["rows"][0]), tmp_path / "rows.onnx")
+    asked = ["compile", str(tmp_path / "rows.onnx"), "--target", "cuda", "--arch", "sm_80"]
+    assert app.main([*asked, "-o", str(tmp_path / "gpu")]) == 0, capsys.readouterr().err
+    readme = (tmp_path / "gpu" / "README.md").read_text()
+    assert "| outputs | y: f32[count0,40] |" in readme
+    assert "| sizes | count0: 0..40, which data decides |" in readme
+    assert (
+        "//     size  count0: 0..40, which data decides"
+        in (tmp_path / "gpu" / "rows.h").read_text()
+    )

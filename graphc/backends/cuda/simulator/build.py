@@ -104,8 +104,8 @@ class Run:
                 self.memory[space, number] = array
                 self.defined[space, number] = np.zeros(max(array.nbytes, 1), np.uint8)
                 ctypes.memset(array.ctypes.data, POISON, array.nbytes)
-        for space, arrays in (("input", inputs), ("const", program.constants)):
-            for number, array in enumerate(arrays):
+        for space, given in (("input", inputs), ("const", program.constants)):
+            for number, array in enumerate(given):
                 self.memory[space, number] = _as_copied(array)
 
     def extent(self, dim: Dim) -> Dim:
@@ -126,7 +126,7 @@ class Run:
             perform(self.source.flow, self.sizes, self)
         bounded, found = _bounded_outputs(self.source), []
         for number, (name, type) in enumerate(self.source.program.outputs):
-            shape = tuple(int(self.extent(dim)) for dim in type.dims)
+            shape = tuple([largest(self.extent(dim)) for dim in type.dims])  # known by now
             found.append(self.results[number][: math.prod(shape)].reshape(shape))
             if number in bounded:
                 continue

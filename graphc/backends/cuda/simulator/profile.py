@@ -34,6 +34,7 @@ from graphc.backends.cuda.simulator.build import Run, compiled
 from graphc.backends.cuda.simulator.sites import Numbering, Site
 from graphc.backends.cuda.simulator.translate import translate
 from graphc.backends.cuda.steps import LaunchStep
+from graphc.ir.types import largest
 
 BLOCKS = 4  # of a launch, by default
 SHUFFLED = 2  # the order of blocks of which the first are a sample, the same in every run
@@ -101,7 +102,8 @@ class KernelProfile:
 def profile(
     source: CudaSource, inputs: Sequence[np.ndarray], blocks: int = BLOCKS
 ) -> list[KernelProfile]:
-    """Profiles of all kernels, in order, of each of which at most so many blocks are run.
+    """Profiles of all kernels, in order, of each of which at most so many blocks are run. Sizes
+    that data decides are the largest.
 
     What blocks that do not run would have written is zero: where indices depend on data, accesses
     are not those of a true run. Raises what `simulate` raises, but for what was not written.
@@ -112,7 +114,7 @@ def profile(
     run = _Sample(source, library, inputs, numbering.sites, blocks)
     steps: dict[str, list[LaunchStep]] = {}
     for step in source.steps:
-        steps.setdefault(step.function, []).append(step)
+        steps.setdefault(step.function, []).append(step.at(run.extent))
     return [run.profile(launches) for launches in steps.values()]
 
 
@@ -130,6 +132,7 @@ class _Sample(Run):
     ):
         super().__init__(source, library, inputs, SHUFFLED)
         self.sites, self.blocks = sites, blocks
+        self.sizes |= {size.name: largest(size) for size in source.program.counts}
         self.memory = {
             place: _aligned(array, place in self.defined) for place, array in self.memory.items()
         }
