@@ -47,6 +47,34 @@ def sparse(*shape: int) -> np.ndarray:
     return floats(*shape) * (RNG.random(shape) < 0.4)
 
 
+KEPT_OF_KEPT = """g (float[400] x) => (y, c) {
+    i = NonZero(x)
+    axis = Constant<value_ints = [0]>()
+    j = Squeeze(i, axis)
+    v = Gather(x, j)
+    least = Constant<value_float = 0.5>()
+    m = Greater(v, least)
+    y = Compress(v, m)
+    zero = Constant<value_int = 0>()
+    c = CumSum(v, zero)
+}"""
+PUT_BACK = """g (float[12,17] x) => (y) {
+    i = NonZero(x)
+    j = Transpose<perm = [1, 0]>(i)
+    v = GatherND(x, j)
+    n = Neg(v)
+    y = ScatterND(x, j, n)
+}"""
+FEW_BOXES = """g (float[1,40,4] b, float[1,3,40] s, float[40] x) => (k) {
+    i = NonZero(x)
+    axis = Constant<value_ints = [0]>()
+    j = Squeeze(i, axis)
+    c = Gather<axis = 1>(b, j)
+    t = Gather<axis = 2>(s, j)
+    most = Constant<value_ints = [9]>()
+    over = Constant<value_floats = [0.4]>()
+    k = NonMaxSuppression(c, t, most, over)
+}"""
 FLOW = {
     "condition": (flow.HALVING, [floats(4) + 3, np.float32(0.5)]),
     "trips": (flow.COUNTING, [floats(4)]),
@@ -71,6 +99,10 @@ COUNTED = {
     "range": (counts.COUNTED, [sparse(12, 17)]),
     "boxes": (counts.BOXES, [floats(1, 40, 4), RNG.random((1, 3, 40), np.float32)]),
     "distinct": (counts.DISTINCT % (1, ""), [np.round(floats(12, 17))]),
+    "kept of kept": (KEPT_OF_KEPT, [sparse(400)]),
+    "none kept of none": (KEPT_OF_KEPT, [np.zeros(400, np.float32)]),
+    "put back": (PUT_BACK, [sparse(12, 17)]),
+    "few boxes": (FEW_BOXES, [floats(1, 40, 4), RNG.random((1, 3, 40), np.float32), sparse(40)]),
     "kept": (counts.KEPT % (12, "<axis = 0>"), [floats(12, 17), RNG.random(12) < 0.5]),
 }
 
