@@ -17,6 +17,7 @@ from graphc.ir.addresses import flatten_loads
 from graphc.ir.dtypes import bf16, f16, f32, f64
 from graphc.ir.expr import Expr, loads
 from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.types import elements_of, largest
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.compose import computation, input_names
 from graphc.passes.analysis.contraction import match_contraction
@@ -79,7 +80,7 @@ def _why_not_once(op: Op, value: Value) -> Reason | None:
         x.index[0] for o in outputs for x in loads(flatten_loads(o.expr, shapes))
         if x.source == source
     }  # fmt: skip
-    size = math.prod(outputs[0].extents)
+    size = largest(elements_of(outputs[0].extents))
     if len(places) > 1 and len(places) * size <= value.tensor.most:
         return None
     return Reason("{} reads {} at one place for each element, or elements several times", op, value)
@@ -90,7 +91,7 @@ def _why_not_few(op: Op, vectors: int) -> Reason | None:
     match = match_contraction(computation(op), types=(f16, bf16, f32, f64))
     if isinstance(match, str):
         return Reason(match)
-    count = min(math.prod(x.count for x in side) for side in (match.rows, match.cols))
+    count = min(math.prod(largest(x.extent) for x in side) for side in (match.rows, match.cols))
     return None if count <= vectors else Reason("{} multiplies {} vectors", op, count)
 
 

@@ -75,6 +75,12 @@ FEW_BOXES = """g (float[1,40,4] b, float[1,3,40] s, float[40] x) => (k) {
     over = Constant<value_floats = [0.4]>()
     k = NonMaxSuppression(c, t, most, over)
 }"""
+BOTH_SIDES = """g (float[6,8] x, bool[6] c, float[8,1] w) => (y) {
+    v = Compress<axis = 0>(x, c)
+    m = MatMul(v, w)
+    t = Transpose(m)
+    y = Mul(m, t)
+}"""
 FLOW = {
     "condition": (flow.HALVING, [floats(4) + 3, np.float32(0.5)]),
     "trips": (flow.COUNTING, [floats(4)]),
@@ -103,6 +109,7 @@ COUNTED = {
     "none kept of none": (KEPT_OF_KEPT, [np.zeros(400, np.float32)]),
     "put back": (PUT_BACK, [sparse(12, 17)]),
     "few boxes": (FEW_BOXES, [floats(1, 40, 4), RNG.random((1, 3, 40), np.float32), sparse(40)]),
+    "both sides": (BOTH_SIDES, [floats(6, 8), RNG.random(6) < 0.7, floats(8, 1)]),
     "kept": (counts.KEPT % (12, "<axis = 0>"), [floats(12, 17), RNG.random(12) < 0.5]),
 }
 
