@@ -39,7 +39,7 @@ COUNTER = Kernel(
     (TRIP,),
 )
 """What gives the body of a loop the number of its trip, which a launch passes on."""
-MAX_CAPTURED = 1 << 14  # launches and copies of a run that is replayed as a graph
+MAX_CAPTURED = 1 << 13  # launches and copies of a run that is replayed as a graph
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,23 @@ BOTH_SIDES = """g (float[6,8] x, bool[6] c, float[8,1] w) => (y) {
     t = Transpose(m)
     y = Mul(m, t)
 }"""
+SUMS = """g (float[3] s, float[T,3] x) => (y, a) {
+    w = Exp(s)
+    y, a = Scan<num_scan_inputs = 1, body = l (float[3] p, float[3] row)
+            => (float[3] t, float[3] u) {
+        t0 = Add(p, row)
+        t = Tanh(t0)
+        u = Sub(t, w)
+    }>(s, x)
+}"""
+
+
+OPEN_PLACES = """g (float[T,3] x) => (y) {
+    i = NonZero(x)
+    j = Transpose<perm = [1, 0]>(i)
+    v = GatherND(x, j)
+    y = Tanh(v)
+}"""
 FLOW = {
     "condition": (flow.HALVING, [floats(4) + 3, np.float32(0.5)]),
     "trips": (flow.COUNTING, [floats(4)]),
@@ -114,7 +131,9 @@ COUNTED = {
 }
 
 
-def compiled(text: str, monkeypatch: Any, load: Any = None) -> tuple[Any, list[CudaSource]]:
+def compiled(
+    text: str, monkeypatch: Any, load: Any = None, **options: Any
+) -> tuple[Any, list[CudaSource]]:
     """A model in the simulator, and the sources of what is compiled of it."""
     made: list[CudaSource] = []
     target, _ = configured("cuda", None, {"simulate": True})
@@ -124,7 +143,7 @@ def compiled(text: str, monkeypatch: Any, load: Any = None) -> tuple[Any, list[C
         return (load or simulate)(made[-1])
 
     monkeypatch.setattr(type(target), "load", loaded)
-    return graphc.compile(model(text), target="cuda", simulate=True), made
+    return graphc.compile(model(text), target="cuda", simulate=True, **options), made
 
 
 def expected(text: str, inputs: list) -> list[np.ndarray]:
@@ -194,44 +213,57 @@ def test_steps_that_nothing_has_written_are_refused(monkeypatch):
 
 
 MAIN = """#include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include "net.h"
 
-int main()
+int main(int count, char **texts)
 {
     const graphc::Plan &plan = net_plan;
     graphc::Model model(plan, "weights.bin");
-    std::vector<std::vector<char>> values, results;
-    std::vector<const void *> given;
-    std::vector<void *> found;
     std::ifstream file("in.bin", std::ios::binary);
-    for (int n = 0; n < plan.input_count; ++n) {
-        values.emplace_back(plan.inputs[n].bytes);
-        file.read(values[n].data(), std::streamsize(values[n].size()));
-        given.push_back(values[n].data());
-    }
-    for (int n = 0; n < plan.output_count; ++n) {
-        results.emplace_back(plan.outputs[n].bytes);
-        found.push_back(results[n].data());
-    }
-    for (int round = 0; round < 3; ++round) {
-        model.run(given.data(), found.data());
-    }
-    for (int n = 0; n < plan.output_count; ++n) {
-        std::fwrite(found[n], 1, model.output_bytes(n), stdout);
-        for (int64_t extent : model.output_shape(n)) {
-            std::fprintf(stderr, "%d ", int(extent));
+    for (int run = 1; run < count; ++run) {
+        const int64_t size = std::atoi(texts[run]);
+        model.set_sizes(&size);
+        std::vector<std::vector<char>> values, results;
+        std::vector<const void *> given;
+        std::vector<void *> found;
+        for (int n = 0; n < plan.input_count; ++n) {
+            values.emplace_back(model.input_bytes(n));
+            file.read(values[n].data(), std::streamsize(values[n].size()));
+            given.push_back(values[n].data());
+        }
+        for (int n = 0; n < plan.output_count; ++n) {
+            results.emplace_back(plan.outputs[n].bytes);
+            found.push_back(results[n].data());
+        }
+        for (int round = 0; round < 3; ++round) {
+            model.run(given.data(), found.data());
+        }
+        for (int n = 0; n < plan.output_count; ++n) {
+            std::fwrite(found[n], 1, model.output_bytes(n), stdout);
+            for (int64_t extent : model.output_shape(n)) {
+                std::fprintf(stderr, "%d ", int(extent));
+            }
         }
     }
 }
 """
+CPP = {
+    "nested": (flow.NESTED, [[floats(3), floats(3)], [floats(3), floats(3)]]),
+    "branch in a loop": (flow.BRANCH_IN_LOOP, [[floats(3), floats(3)]]),
+    "open places": (OPEN_PLACES, [[sparse(n, 3)] for n in (40, 1, 7)]),
+}
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["nested", "branch in a loop", "two"])
+@pytest.mark.parametrize("name", CPP)
 def test_a_cpp_program_does_the_steps(name, tmp_path, monkeypatch):
-    text, inputs = (FLOW | COUNTED)[name]
-    run, made = compiled(text, monkeypatch)
+    """At one size after another, where it has sizes."""
+    text, runs = CPP[name]
+    options = {"specialise": "any", "dims": {"T": (1, 40)}} if text is OPEN_PLACES else {}
+    run, made = compiled(text, monkeypatch, **options)
+    run.run(runs[0])
     for path, contents in bundle_files(made[0], (), "net").items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(contents)
@@ -239,18 +271,20 @@ def test_a_cpp_program_does_the_steps(name, tmp_path, monkeypatch):
     (tmp_path / "main.cpp").write_text(MAIN)
     sources = [str(tmp_path / file) for file in ("main.cpp", "net.cpp")]
     link(tmp_path / "main", sources, [tmp_path / "net_kernels.cu"])
-    (tmp_path / "in.bin").write_bytes(b"".join(np.asarray(x).tobytes() for x in inputs))
+    given = [np.asarray(x).tobytes() for inputs in runs for x in inputs]
+    (tmp_path / "in.bin").write_bytes(b"".join(given))
+    sizes = [str(inputs[0].shape[0]) for inputs in runs]
     done = subprocess.run(
-        [tmp_path / "main"], cwd=tmp_path, capture_output=True, env=environment(gpu)
+        [tmp_path / "main", *sizes], cwd=tmp_path, capture_output=True, env=environment(gpu)
     )
     assert done.returncode == 0, done.stderr
-    start = 0
-    for wanted in expected(text, inputs):
+    start, shapes = 0, []
+    for wanted in (x for inputs in runs for x in expected(text, inputs)):
         found = np.frombuffer(done.stdout, wanted.dtype, wanted.size, start).reshape(wanted.shape)
         np.testing.assert_allclose(found, wanted, 1e-5, 1e-6)
         start += wanted.nbytes
+        shapes += wanted.shape
     assert start == len(done.stdout)
-    shapes = [x for wanted in expected(text, inputs) for x in wanted.shape]
     assert done.stderr.split() == [str(x).encode() for x in shapes]
 
 
@@ -261,33 +295,19 @@ def test_accesses_are_counted_at_the_largest_sizes(monkeypatch):
     assert [step.sizes for name, step in found.items() if name.startswith("nest")] == [(40,)]
 
 
-SUMS = """g (float[3] s, float[T,3] x) => (y, a) {
-    w = Exp(s)
-    y, a = Scan<num_scan_inputs = 1, body = l (float[3] p, float[3] row)
-            => (float[3] t, float[3] u) {
-        t0 = Add(p, row)
-        t = Tanh(t0)
-        u = Sub(t, w)
-    }>(s, x)
-}"""
-
-
-def test_a_program_of_open_shape_has_loops(monkeypatch):
-    """As many trips as an input has rows."""
-    target, _ = configured("cuda", None, {"simulate": True})
+@pytest.mark.parametrize("text, is_graph", [(SUMS, True), (OPEN_PLACES, False)])
+def test_a_program_of_open_shape(text, is_graph, monkeypatch):
+    """As many trips as an input has rows; a count within sizes."""
     gpus: list[Model] = []
-
-    def load(self: Any, program: Program) -> Any:
-        gpus.append(on_gpu(emit(program)))
-        return gpus[-1].run
-
-    monkeypatch.setattr(type(target), "load", load)
-    run = graphc.compile(model(SUMS), "cuda", simulate=True, specialise="any", dims={"T": (1, 40)})
+    run, _ = compiled(
+        text, monkeypatch, lambda s: gpus.append(on_gpu(s)) or gpus[-1].run,
+        specialise="any", dims={"T": (1, 40)},
+    )  # fmt: skip
     for rows in (1, 40, 7, 7, 7):
-        inputs = [floats(3), floats(rows, 3)]
-        same(run.run(inputs), expected(SUMS, inputs))
-    assert len(gpus) == 1 and gpus[0].plan["captured"]
-    assert gpus[0].driver.counts["replay"] == 2
+        inputs = [floats(3), floats(rows, 3)] if is_graph else [sparse(rows, 3)]
+        same(run.run(inputs), expected(text, inputs))
+    assert len(gpus) == 1 and gpus[0].plan["captured"] == is_graph
+    assert gpus[0].driver.counts["replay"] == (2 if is_graph else 0)
 
 
 def test_folders_tell_of_sizes_that_data_decides(tmp_path, capsys):

@@ -3,9 +3,9 @@
 What one launch hands on to the next lies in scratch memory. Results do not depend on the order of
 threads: nothing is added up by atomic operations.
 
-Where extents are over sizes, running values and what is kept of lines are computed as for the
-largest, by threads of which those beyond the end do nothing. Other operators of open extents are
-left to one thread.
+Where extents are over sizes, running values and what is kept are computed as for the largest, by
+threads of which those beyond the end do nothing. Other operators of open extents are left to one
+thread.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from graphc.ir.imperative.collectives import (
     Running,
     Scattered,
 )
+from graphc.ir.simplify import bounds
 from graphc.ir.types import Dim, largest
 
 
@@ -86,12 +87,12 @@ class GridBuilder(Collectives):
         """Positions are numbered by a running sum; what goes with them is then moved by a thread
         for each element."""
         count, is_open = math.prod(what.extents), not _are_static(*what.extents, *what.rest)
-        is_line = len(what.extents) == 1 and not what.rest
-        if (is_open and not is_line) or (largest(count) < scans.LEAST and not what.rest):
+        may_vanish = any(bounds(as_expr(x, i64))[0] < 1 for x in what.extents[1:])  # no divisor
+        if (is_open and may_vanish) or (largest(count) < scans.LEAST and not what.rest):
             super().kept(what)
             return
         counter = i32 if largest(count) <= i32.max else i64
-        places = scratch(self, counter, (count,)) if what.rest else None
+        places = scratch(self, counter, (largest(count),)) if what.rest else None
 
         def flag(j: Expr) -> Expr:
             holds = what.holds(unflatten_index(j, what.extents))
