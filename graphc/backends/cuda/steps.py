@@ -19,6 +19,7 @@ from graphc.ir.kernel import Buffer, Kernel, Store
 from graphc.ir.program import (
     AnyStep,
     Copy,
+    Count,
     If,
     Program,
     Slot,
@@ -98,7 +99,7 @@ def _work(steps: Sequence[dict[str, Any]], most: Mapping[str, int]) -> int | Non
         if loop is None:
             if "if" in step or "count" in step:
                 return None
-            total += 1
+            total += len(step.get("launch", "1"))
             continue
         body, trips = _work(loop["body"], most), loop["trips"]
         if body is None or loop["condition"] or trips is None or isinstance(trips, dict):
@@ -119,19 +120,28 @@ class Planner:
         self.launches: list[LaunchStep] = []
 
     def steps(self, steps: Sequence[AnyStep]) -> list[dict[str, Any]]:
-        return [made for step in steps for made in self._made(step)]
+        """What is done for steps; launches that follow one another are one step."""
+        made: list[dict[str, Any]] = []
+        for step in steps:
+            if not isinstance(step, Step):
+                made.append(self._around(step))
+                continue
+            numbers = [self._numbered(launch) for launch in self.launched(step)]
+            if made and "launch" in made[-1]:
+                made[-1]["launch"] += numbers
+            elif numbers:
+                made.append({"launch": numbers})
+        return made
 
-    def _made(self, step: AnyStep) -> list[dict[str, Any]]:
-        if isinstance(step, Step):
-            return [{"launch": self._numbered(launch)} for launch in self.launched(step)]
+    def _around(self, step: Copy | While | If | Count) -> dict[str, Any]:
         if isinstance(step, Copy):
-            return [{"copy": _copy(step)}]
+            return {"copy": _copy(step)}
         if isinstance(step, While):
-            return [{"while": self._loop(step)}]
+            return {"while": self._loop(step)}
         if isinstance(step, If):
             branches = {"then": self.steps(step.then), "else": self.steps(step.orelse)}
-            return [{"if": {"condition": place(step.condition), **branches}}]
-        return [{"count": {"size": step.size.name, "place": place(step.slot)}}]
+            return {"if": {"condition": place(step.condition), **branches}}
+        return {"count": {"size": step.size.name, "place": place(step.slot)}}
 
     def _loop(self, step: While) -> dict[str, Any]:
         counter, trips = counter_of(step), step.trips

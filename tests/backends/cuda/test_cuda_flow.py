@@ -192,6 +192,41 @@ def test_the_runtime_does_the_steps(name, monkeypatch):
     same([x.numpy() for x in on_device], wanted)
 
 
+CHAIN = """g (float[5,5] x, float[5,5] w, float most) => (y) {
+    n = Constant<value_int = 600>()
+    yes = Constant<value = bool {1}>()
+    y = Loop(n, yes, x) <body = b (int64 i, bool go, float[5,5] s) => (bool on, float[5,5] t) {
+        a = MatMul(s, w)
+        b0 = MatMul(a, w)
+        c = MatMul(b0, w)
+        t = Softmax(c)
+        top = ReduceMax<keepdims = 0>(t)
+        on = Greater(top, most)
+    }>
+}"""
+
+
+def test_launches_of_a_body_are_a_graph(monkeypatch):
+    """From the second trip on, where a condition keeps the whole run from being one."""
+    gpus: list[Model] = []
+    run, _ = compiled(CHAIN, monkeypatch, lambda s: gpus.append(on_gpu(s)) or gpus[-1].run)
+    chain = [floats(5, 5), floats(5, 5)]
+    once, often = [*chain, np.float32(9)], [*chain, np.float32(0)]
+    run.run(once)  # which is waited for
+    same(run.run(once), expected(CHAIN, once))
+    (gpu,), driver = gpus, gpus[0].driver
+    assert (driver.counts["replay"], driver.counts["capture"]) == (0, 0)
+    launched = driver.counts["launch"]
+    same(run.run(often), expected(CHAIN, often))
+    assert (driver.counts["replay"], driver.counts["capture"]) == (600, 1)
+    assert driver.counts["launch"] - launched < 20
+    kept = []
+    for _ in range(20):  # other places, of which the last are remembered
+        kept.append([gpu.to_device(np.asarray(x)) for x in once])
+        gpu.run(kept[-1])
+    assert driver.counts["free_graph"] == 1
+
+
 def test_long_loops_are_launched_one_by_one(monkeypatch):
     text = flow.COUNTING.replace("600", str(MAX_CAPTURED))
     _, made = compiled(flow.COUNTING, monkeypatch)

@@ -43,8 +43,9 @@ class StepPrinter:
         self.depth -= 1
         self.line("}")
 
-    def _launch(self, number: int) -> None:
-        self.line(f"run.launch({number});")
+    def _launch(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self.line(f"run.launch({number});")
 
     def _copy(self, what: Mapping) -> None:
         source, target = (

@@ -5,8 +5,8 @@ arrays of the host goes through pinned memory; a run on arrays of the device rea
 its results where they are. The first run of a model waits for every kernel, so that a fault names
 it. The first run for given places launches kernels one after another; the second captures copies
 and launches as a graph, independent branches on streams of their own, and every later one replays
-it in one call. Where data decides what is done (steps.py), the host waits for that, and nothing is
-captured.
+it in one call. Where data decides what is done (steps.py), the host waits for that, and only
+launches that follow one another are graphs.
 
 Calls of one model from several threads follow one another.
 """
@@ -20,7 +20,6 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,8 @@ import numpy as np
 from .arrays import DeviceArray
 from .constants import Constants
 from .driver import Driver, DriverError
-from .memory import Block, Memory
+from .memory import Memory
+from .places import HostSide, Places, Pointers
 from .plan import AtSizes, Launch, OpenPlan, Sizes, Spec
 from .steps import Place, perform
 
@@ -36,18 +36,8 @@ MAX_SIZES = 64  # whose launches are kept per model
 MAX_GRAPHS = 16  # kept per model; the least recently used goes first
 WORD = 8  # bytes that are read back at once
 ALIGNMENT = 16  # bytes, of arrays that kernels may read in vectors
+SEGMENT = 4  # launches that are worth a graph where a whole run cannot be one
 CHECK = "GRAPHC_CUDA_CHECK"  # if set, every launch is waited for, and nothing is captured
-
-Pointers = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the inputs and outputs of a run lie on the device, and its sizes."""
-
-    inputs: Pointers
-    outputs: Pointers
-    sizes: Sizes = ()
 
 
 class Model:
@@ -59,12 +49,12 @@ class Model:
 
     def __init__(self, plan: Mapping[str, Any], weights: Any, image: bytes, driver: Driver):
         self.plan, self.driver = plan, driver
-        numbers = range(len(plan["launches"]))
-        self._steps = plan.get("steps") or [{"launch": number} for number in numbers]
+        self._steps = plan.get("steps") or [{"launch": range(len(plan["launches"]))}]
         self._is_captured = plan.get("captured", True)
         self._lock = threading.RLock()
         self._graphs: OrderedDict[Places, object] = OrderedDict()
-        self._host: _HostSide | None = None
+        self._segments: OrderedDict[Places, dict[int, object]] = OrderedDict()
+        self._host: HostSide | None = None
         self._proven = False  # whether a run has waited for every kernel
         with driver.current():
             self._memory = Memory(driver)
@@ -173,10 +163,10 @@ class Model:
         """The outputs of a run after which all sizes are known."""
         return self._open.outputs(known) if self._open.counts else self._at(sizes).outputs
 
-    def _host_side(self, sizes: Sizes) -> _HostSide:
+    def _host_side(self, sizes: Sizes) -> HostSide:
         """The memory of runs on arrays of the host, laid out for some sizes."""
         if self._host is None:
-            self._host = _HostSide(self._memory, self.inputs, self.outputs)
+            self._host = HostSide(self._memory, self.inputs, self.outputs)
         self._host.arrange(self._at(sizes), sizes)
         return self._host
 
@@ -219,7 +209,7 @@ class Model:
 
     # ------------------------------------------------------------ launches
 
-    def _perform(self, places: Places, host: _HostSide | None = None) -> Mapping[str, int]:
+    def _perform(self, places: Places, host: HostSide | None = None) -> Mapping[str, int]:
         """Gives the GPU all copies and launches of a run: one by one at first, then as a graph, if
         it can be one. The sizes that are known by then."""
         check = bool(os.environ.get(CHECK))
@@ -231,7 +221,7 @@ class Model:
         else:
             known = self._open.known(places.sizes)
             if self._graphs[places] is None:
-                self._graphs[places] = self._captured(places, host)
+                self._graphs[places] = self._whole(places, host)
             self.driver.replay(self._graphs[places], self._stream)
         if self._is_captured:
             self._graphs.move_to_end(places)
@@ -242,7 +232,7 @@ class Model:
                 self._memory.free_graph(graph)
         return known
 
-    def _one_by_one(self, places: Places, host: _HostSide | None, waits: bool) -> Mapping[str, int]:
+    def _one_by_one(self, places: Places, host: HostSide | None, waits: bool) -> Mapping[str, int]:
         if host is not None:
             host.upload(self.driver, self._stream)
         known = self._open.known(places.sizes)
@@ -251,11 +241,10 @@ class Model:
             host.download(self.driver, self._stream)
         return known
 
-    def _captured(self, places: Places, host: _HostSide | None) -> object:
+    def _whole(self, places: Places, host: HostSide | None) -> object:
         """Everything a run does, as a graph."""
-        stream = self._branch_streams[0]
-        self.driver.begin_capture(stream)
-        try:
+
+        def work(stream: object) -> None:
             if host is not None:
                 host.upload(self.driver, stream)
             if "steps" in self.plan:
@@ -265,6 +254,39 @@ class Model:
                 self._branches(places)
             if host is not None:
                 host.download(self.driver, stream)
+
+        return self._captured(work)
+
+    def _segment(self, places: Places, numbers: Sequence[int]) -> object | None:
+        """Launches that follow one another in a run that is no graph, as one; None the first time
+        that they are made for these places."""
+        graphs = self._segments.setdefault(places, {})
+        self._segments.move_to_end(places)
+        if len(self._segments) > MAX_GRAPHS:
+            _, dropped = self._segments.popitem(last=False)
+            self.driver.synchronize(self._stream)
+            for graph in dropped.values():
+                if graph is not None:
+                    self._memory.free_graph(graph)
+        if numbers[0] not in graphs:
+            graphs[numbers[0]] = None
+        elif graphs[numbers[0]] is None:
+            launches = self._at(places.sizes).launches
+
+            def work(stream: object) -> None:
+                for number in numbers:
+                    with _named(launches[number]):
+                        self._enqueue(launches[number], places, stream)
+
+            graphs[numbers[0]] = self._captured(work)
+        return graphs[numbers[0]]
+
+    def _captured(self, work: Callable[[object], None]) -> object:
+        """What is given to a stream, as a graph."""
+        stream = self._branch_streams[0]
+        self.driver.begin_capture(stream)
+        try:
+            work(stream)
         except DriverError:
             with suppress(DriverError):
                 self.driver.end_capture(stream)  # leaves the stream as it was
@@ -328,15 +350,22 @@ class _OnStream:
     def __init__(self, model: Model, places: Places, stream: object, waits: bool):
         self.model, self.places, self.stream, self.waits = model, places, stream, waits
         self.launches = model._at(places.sizes).launches
+        self.is_replaying = not (waits or model._is_captured or model._open.counts)
 
-    def launch(self, number: int, known: Mapping[str, int], *further: int) -> None:
-        launch = self.launches[number]
-        if self.model._open.counts:
-            launch = self.model._open.launch(number, known)
-        with _named(launch):
-            self.model._enqueue(launch, self.places, self.stream, further)
-            if self.waits:
-                self.model.driver.synchronize(self.stream)
+    def launch(self, numbers: Sequence[int], known: Mapping[str, int], *further: int) -> None:
+        if self.is_replaying and len(numbers) >= SEGMENT:
+            graph = self.model._segment(self.places, numbers)
+            if graph is not None:
+                self.model.driver.replay(graph, self.stream)
+                return
+        for number in numbers:
+            launch = self.launches[number]
+            if self.model._open.counts:
+                launch = self.model._open.launch(number, known)
+            with _named(launch):
+                self.model._enqueue(launch, self.places, self.stream, further)
+                if self.waits:
+                    self.model.driver.synchronize(self.stream)
 
     def copy(self, target: Place, source: Place, nbytes: int) -> None:
         if nbytes:
@@ -348,35 +377,6 @@ class _OnStream:
         self.model.driver.download(word, self.model._address(place, self.places), self.stream)
         self.model._wait()
         return int.from_bytes(word.tobytes(), "little", signed=True)
-
-
-class _HostSide:
-    """Inputs and outputs in pinned memory, and their counterparts on the device: room for those of
-    the largest sizes."""
-
-    def __init__(self, memory: Memory, inputs: Sequence[Spec], outputs: Sequence[Spec]):
-        self.inputs, self.outputs = (Block(memory, _types(specs)) for specs in (inputs, outputs))
-        self.sizes: Sizes | None = None
-
-    def arrange(self, now: AtSizes, sizes: Sizes) -> None:
-        """Lays out the arrays of some sizes."""
-        if self.sizes != sizes:
-            self.inputs.arrange(_types(now.inputs))
-            self.outputs.arrange(_types(now.outputs))
-            self.sizes = sizes
-            self.places = Places(self.inputs.pointers, self.outputs.pointers, sizes)
-
-    def upload(self, driver: Driver, stream: object) -> None:
-        if self.inputs.nbytes:
-            driver.upload(self.inputs.pointer, self.inputs.used, stream)
-
-    def download(self, driver: Driver, stream: object) -> None:
-        if self.outputs.nbytes:
-            driver.download(self.outputs.used, self.outputs.pointer, stream)
-
-
-def _types(specs: Sequence[Spec]) -> list[tuple[tuple[int, ...], np.dtype]]:
-    return [(spec.shape, spec.dtype) for spec in specs]
 
 
 @contextmanager

@@ -20,9 +20,9 @@ BOOL, I64 = 1, 8  # bytes
 class Machine(Protocol):
     """What does the steps, one after another."""
 
-    def launch(self, number: int, known: Mapping[str, int], *further: int) -> None:
-        """Launches a kernel of the plan where sizes are known, with further numbers after its
-        own."""
+    def launch(self, numbers: Sequence[int], known: Mapping[str, int], *further: int) -> None:
+        """Launches kernels of the plan, one after another, where sizes are known, with further
+        numbers after their own."""
 
     def copy(self, target: Place, source: Place, nbytes: int) -> None:
         """Copies within the memory of the machine."""
@@ -62,7 +62,7 @@ def _repeat(loop: Step, known: dict[str, int], machine: Machine) -> None:
         if condition is not None and not machine.read(place(condition), BOOL):
             break
         if counter is not None:
-            machine.launch(counter, known, trip)
+            machine.launch([counter], known, trip)
         perform(loop["body"], known, machine, trip)
         trip += 1
 

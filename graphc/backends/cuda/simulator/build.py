@@ -120,8 +120,7 @@ class Run:
     def outputs(self) -> list[np.ndarray]:
         """The results of all launches."""
         if self.source.flow is None:
-            for number in range(len(self.source.steps)):
-                self.launch(number, self.sizes)
+            self.launch(range(len(self.source.steps)), self.sizes)
         else:
             perform(self.source.flow, self.sizes, self)
         bounded, found = _bounded_outputs(self.source), []
@@ -136,11 +135,12 @@ class Run:
                 raise SimulationError(f"output {name}: element {element} was never written")
         return found
 
-    def launch(self, number: int, known: Mapping[str, int], *further: int) -> None:
-        key = number, len(known)
-        if key not in self.steps:
-            self.steps[key] = self.source.steps[number].at(self.extent)
-        self.start(self.steps[key], further)
+    def launch(self, numbers: Sequence[int], known: Mapping[str, int], *further: int) -> None:
+        for number in numbers:
+            key = number, len(known)
+            if key not in self.steps:
+                self.steps[key] = self.source.steps[number].at(self.extent)
+            self.start(self.steps[key], further)
 
     def start(self, step: LaunchStep, further: Sequence[int] = ()) -> None:
         """Launches a kernel."""
