@@ -33,7 +33,7 @@ from graphc.backends.cuda.emit import CudaSource
 from graphc.backends.cuda.launcher import cpp_files, python_files
 from graphc.backends.cuda.machine_code import FORMS, machine_code
 from graphc.backends.cuda.runtime.artifact import plan_digest
-from graphc.backends.cuda.schedule import schedule
+from graphc.backends.cuda.schedule import one_stream, schedule
 from graphc.ir import dtypes
 from graphc.provenance import Provenance
 
@@ -80,7 +80,7 @@ def launch_plan(source: CudaSource) -> tuple[dict[str, Any], bytes]:
     The `true_shape` of an output whose shape depends on data: the number of the output that holds
     it, and its first element there. With `checks`, the last output holds a u64 for each: `low` plus
     it, modulo 2^64, is out of range if it is more than `most`. Launches `wait` for those on other
-    streams; on those that are `awaited` another stream waits.
+    streams; on those that are `awaited` another stream waits. With control flow there is but one.
     """
     plan = source.plan()
     weights, offsets = _weights(source.program.constants)
@@ -91,7 +91,7 @@ def launch_plan(source: CudaSource) -> tuple[dict[str, Any], bytes]:
         entry["numpy"] = dtypes.of(entry["dtype"]).np.name
     for number, (position, cell) in source.program.true_sizes.items():
         plan["outputs"][number]["true_shape"] = {"output": position, "first": cell}
-    planned = schedule(source.steps)
+    planned = schedule(source.steps) if source.flow is None else one_stream(source.steps)
     plan["streams"] = planned.count
     for number, launch in enumerate(plan["launches"]):
         launch["stream"] = planned.streams[number]

@@ -53,6 +53,11 @@ def schedule(steps: Sequence[LaunchStep]) -> Schedule:
     return Schedule(after, _streams(after, small))
 
 
+def one_stream(steps: Sequence[LaunchStep]) -> Schedule:
+    """Launches that are made one after another."""
+    return Schedule(((),) * len(steps), (0,) * len(steps))
+
+
 def _ranges(step: LaunchStep) -> list[Range]:
     """The bytes a launch touches, but for those that nobody writes."""
     return [

@@ -16,7 +16,7 @@ import test_counts as counts
 import test_program_flow as flow
 from cuda_programs import needs_compiler, needs_nvcc
 from fake_driver import FakeDriver
-from fake_gpu import environment, link, make
+from fake_gpu import environment, link, make, toolkit
 
 import graphc
 from graphc.backends.cuda import CudaSource, emit
@@ -225,6 +225,7 @@ def test_launches_of_a_body_are_a_graph(monkeypatch):
         kept.append([gpu.to_device(np.asarray(x)) for x in once])
         gpu.run(kept[-1])
     assert driver.counts["free_graph"] == 1
+    assert gpu.plan["streams"] == 1 and not any(x["awaited"] for x in gpu.plan["launches"])
 
 
 def test_long_loops_are_launched_one_by_one(monkeypatch):
@@ -284,9 +285,15 @@ int main(int count, char **texts)
     }
 }
 """
+EVERYTHING = flow.BRANCH_IN_LOOP.replace("sum = ReduceSum<keepdims = 0>(s)", """
+        f = Cast<to = 1>(i)
+        wave = Sin(f)
+        higher = Add(s, wave)
+        sum = ReduceSum<keepdims = 0>(higher)""").replace("on = Identity(go)", """
+        last = Constant<value_int = 70>()
+        on = Less(i, last)""")  # fmt: skip
 CPP = {
-    "nested": (flow.NESTED, [[floats(3), floats(3)], [floats(3), floats(3)]]),
-    "branch in a loop": (flow.BRANCH_IN_LOOP, [[floats(3), floats(3)]]),
+    "everything": (EVERYTHING, [[floats(3), floats(3)], [floats(3), floats(3)]]),
     "open places": (OPEN_PLACES, [[sparse(n, 3)] for n in (40, 1, 7)]),
 }
 
@@ -304,6 +311,9 @@ def test_a_cpp_program_does_the_steps(name, tmp_path, monkeypatch):
         (tmp_path / path).write_bytes(contents)
     gpu = make(tmp_path)
     (tmp_path / "main.cpp").write_text(MAIN)
+    strict = ("-std=c++11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only")
+    include = f"-I{toolkit() / 'include'}"
+    subprocess.run(["g++", *strict, include, tmp_path / "net.cpp"], check=True)
     sources = [str(tmp_path / file) for file in ("main.cpp", "net.cpp")]
     link(tmp_path / "main", sources, [tmp_path / "net_kernels.cu"])
     given = [np.asarray(x).tobytes() for inputs in runs for x in inputs]
