@@ -100,7 +100,7 @@ OPEN_PLACES = """g (float[T,3] x) => (y) {
 }"""
 FLOW = {
     "condition": (flow.HALVING, [floats(4) + 3, np.float32(0.5)]),
-    "trips": (flow.COUNTING, [floats(4)]),
+    "trips": (flow.COUNTING.replace("600", "150"), [floats(4)]),
     "asked": (flow.ASKED, [floats(3), np.array(True)]),
     "not asked": (flow.ASKED, [floats(3), np.array(False)]),
     "rotated": (flow.ROTATING, [floats(3), floats(3), floats(3)]),
