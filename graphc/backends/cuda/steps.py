@@ -99,7 +99,7 @@ def _work(steps: Sequence[dict[str, Any]], most: Mapping[str, int]) -> int | Non
         if loop is None:
             if "if" in step or "count" in step:
                 return None
-            total += len(step.get("launch", "1"))
+            total += len(step["launch"]) if "launch" in step else 1
             continue
         body, trips = _work(loop["body"], most), loop["trips"]
         if body is None or loop["condition"] or trips is None or isinstance(trips, dict):
