@@ -3,9 +3,9 @@
 What one launch hands on to the next lies in scratch memory. Results do not depend on the order of
 threads: nothing is added up by atomic operations.
 
-Where extents are over sizes, running values and what is kept are computed as for the largest, by
-threads of which those beyond the end do nothing. Other operators of open extents are left to one
-thread.
+Running values along an open length, and what is kept of open extents, are computed as for the
+largest, by threads of which those beyond the end do nothing. What else has open extents is left to
+one thread, or one for each line.
 """
 
 from __future__ import annotations
