@@ -168,7 +168,8 @@ def _tell(quantised: Quantised) -> None:
         print(f"left float: {', '.join(map(_shortened, quantised.left_out))}")
     if quantised.needs is not None:
         needs = quantised.needs
-        print(f"takes {nbytes(needs.ram)} of RAM and {nbytes(needs.flash)} of flash (estimated)")
+        how = "" if needs.compiled else " (code estimated: there is no compiler for the processor)"
+        print(f"takes {nbytes(needs.ram)} of RAM and {nbytes(needs.flash)} of flash{how}")
     print(
         f"largest element where it was in {100 * quantised.agreement:.2f} % of rows; "
         f"calibrated on {quantised.samples} samples"

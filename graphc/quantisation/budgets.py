@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from graphc.analysis.text import nbytes
 from graphc.backends.micro_c import model_of
 from graphc.backends.micro_c.budget import Budget
+from graphc.backends.micro_c.timing.compiled import code_bytes
 from graphc.driver import program_for
 from graphc.errors import ModelError
 from graphc.ir.graph import Graph, clone_graph
@@ -17,10 +18,12 @@ from graphc.targets.micro_c import MicroC
 @dataclass(frozen=True)
 class Needs:
     """Bytes that a model takes: of RAM (arena, stack, inputs and outputs; stack estimated) and of
-    flash (constants, and estimated code)."""
+    flash (constants and code; `compiled` says whether a compiler made the latter, else it is
+    estimated)."""
 
     ram: int
     flash: int
+    compiled: bool
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,10 @@ def needs_of(graph: Graph, cpu: str) -> Needs:
     """The memory that a static graph takes as C for a processor."""
     target = MicroC(cpu=cpu)
     program = program_for(clone_graph(graph), target)
-    budget = Budget.of(model_of(program, target.code()))
-    return Needs(budget.ram, budget.flash)
+    model = model_of(program, target.code())
+    code = code_bytes(model)
+    budget = Budget.of(model, code)
+    return Needs(budget.ram, budget.flash, code is not None)
 
 
 def most_that_fit(order: Sequence[str], fits: Callable[[Sequence[str]], bool]) -> list[str]:

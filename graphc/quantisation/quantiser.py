@@ -183,6 +183,7 @@ def prepared(source: Any, **pins: Any) -> Graph:
     graph = typed(graph) if has_static_inputs(graph) else type_symbolically(graph, KEEP_INTEGERS)
     context = Context(options={"fold_policy": KEEP_INTEGERS})
     optimise(graph, Settings(passes=PREPARING, context=context))
+    graph.phase = "typed"  # what is made of it has all passes of a target before it
     taken: set[str] = set()
     for value in graph.values():
         name, number = value.name or "value", 0

@@ -38,6 +38,17 @@ def test_room_is_used_for_accuracy(digits):
     assert roomy.needs.flash <= 1 << 20
 
 
+def test_code_is_measured_where_there_is_a_compiler(digits, monkeypatch):
+    model, data = digits
+    made = graphc.quantise(model, data, dims={"N": 1}, whole=True).graph
+    monkeypatch.setattr("graphc.quantisation.budgets.code_bytes", lambda model: 1000)
+    measured = needs_of(made, "cortex-m4")
+    monkeypatch.setattr("graphc.quantisation.budgets.code_bytes", lambda model: None)
+    estimated = needs_of(made, "cortex-m4")
+    assert (measured.compiled, estimated.compiled) == (True, False)
+    assert measured.ram == estimated.ram and measured.flash < estimated.flash
+
+
 def test_the_longest_beginning_that_fits():
     order = list("abcdef")
     for most in range(7):
