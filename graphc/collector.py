@@ -1,4 +1,8 @@
-"""Python's garbage collector, slowed down while something is compiled."""
+"""Python's garbage collector, slowed down while something is compiled.
+
+What compiling has made is not looked at right after it either, where that would keep the first
+answer waiting: it is handed to the old generation, which the collector looks at from time to time.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ from contextlib import contextmanager
 from threading import Lock
 
 RARELY = 300_000  # new objects between two collections of young ones
+MOST = 2_000_000  # objects that become old unseen, before all are looked at
 
 _lock = Lock()
 _usual: list[tuple[int, int, int]] = []  # per compilation under way, what is to be restored
+_unseen = 0  # objects that have become old since all were looked at
 
 
 @contextmanager
@@ -29,4 +35,21 @@ def collecting_rarely() -> Iterator[None]:
         with _lock:
             usual = _usual.pop()
             if not _usual:
+                _make_old(usual[0])
                 gc.set_threshold(*usual)
+
+
+def _make_old(threshold: int) -> None:
+    """Makes all objects old, where young ones are more than the collector's threshold. The
+    collector does not count them, so that here is a limit."""
+    global _unseen
+    young = gc.get_count()[0]
+    if young <= threshold or threshold == 0 or gc.get_freeze_count():
+        return  # objects that are frozen would be thawed with the others
+    _unseen += young
+    if _unseen > MOST:
+        _unseen = 0
+        gc.collect()
+    else:
+        gc.freeze()
+        gc.unfreeze()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from graphc import collector
 from graphc.collector import RARELY, collecting_rarely
 
 
@@ -40,3 +41,25 @@ def test_leaves_what_is_rarer_still(first: int) -> None:
     with collecting_rarely():
         assert gc.get_threshold() == (first, 5, 5)
     assert gc.get_threshold() == (first, 5, 5)
+
+
+def test_makes_old_what_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "MOST", 3 * RARELY)
+    monkeypatch.setattr(collector, "_unseen", 0)
+    collections: list[int] = []
+
+    def note(phase: str, about: dict[str, int]) -> None:
+        if phase == "start":
+            collections.append(about["generation"])
+
+    made: list[list[list[int]]] = []
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        for _ in range(4):
+            with collecting_rarely():
+                made.append([[i] for i in range(RARELY - 1000)])
+            assert len(gc.get_objects(generation=0)) < 1000 < len(made[-1])
+    finally:
+        gc.callbacks.remove(note)
+    assert [g for g in collections if g == 2] == [2]  # all objects once, for the limit

@@ -30,8 +30,13 @@ from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.scalar import ops as scalar_ops
 from graphc.ir.scalar.ops import TABLE, ScalarOp
 
-_interned: WeakValueDictionary = WeakValueDictionary()
-_find = _interned.data.get  # type: ignore[attr-defined]  # a weak reference, by its key
+# Nodes by their keys: the newest ones are held, as most are asked for again and a weak reference
+# to each takes as long as making it; older ones are there for as long as others have them.
+_newest: dict[tuple, Any] = {}
+_older: WeakValueDictionary = WeakValueDictionary()
+_find_newest = _newest.get
+_find_older = _older.data.get  # type: ignore[attr-defined]  # a weak reference
+_HELD = 1 << 17  # nodes
 _adding = Lock()  # as several threads may make the same node
 _HEAVIEST = 1 << 60
 _LEAST, _MOST = i64.min, i64.max
@@ -164,8 +169,11 @@ ExprLike = Expr | int | float | str | np.generic | np.ndarray
 
 def _known(key: tuple) -> Any:
     """The node of a key, if there is one."""
-    found = _find(key)
-    return None if found is None else found()
+    node = _find_newest(key)
+    if node is None:
+        found = _find_older(key)
+        return None if found is None else found()
+    return node
 
 
 def _new(cls: type, dtype: DType, below: tuple[Expr, ...] = ()) -> Any:
@@ -186,7 +194,10 @@ def _added(key: tuple, node: Any) -> Any:
     with _adding:
         known = _known(key)
         if known is None:
-            _interned[key] = node
+            _newest[key] = node
+            if len(_newest) >= _HELD:
+                _older.update(_newest)  # first, so that each is found at any time
+                _newest.clear()
     return node if known is None else known
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import pickle
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from graphc.ir import dtypes
+from graphc.ir import expr as expr_module
 from graphc.ir.dtypes import boolean, f16, f32, f64, i8, i32, i64, u8, u64
 from graphc.ir.expr import (
     Call,
@@ -78,6 +81,18 @@ def test_different_structure_is_not():
     assert Const(0.0, f32) is not Const(-0.0, f32)
     assert Sym("N", 1, 8) is not Sym("N", 1, 9)
     assert Index("i0", 4) is not Index("i0", 5)
+
+
+def test_nodes_stay_the_same_when_they_are_no_longer_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expr_module, "_HELD", len(expr_module._newest) + 50)
+    kept = Index("kept", 7) * 3 + 1
+    lost = weakref.ref(Sym("lost_soon"))
+    assert lost() is not None  # held, as it is new
+    fillers = [Sym(f"filler{i}") for i in range(100)]
+    assert Index("kept", 7) * 3 + 1 is kept
+    assert fillers == [Sym(f"filler{i}") for i in range(100)]
+    gc.collect()
+    assert lost() is None
 
 
 def test_nan_constants_are_interned():
