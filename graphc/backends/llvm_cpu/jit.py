@@ -7,13 +7,18 @@ slots, common subexpressions, loop-invariant code. No loop is unrolled or vector
 function is inlined. (LLVM's whole module pipeline took two to three times as long and the code it
 made ran no faster, on a transformer layer and on a residual block.)
 
+Nor does LLVM reduce the strength of addresses in loops (LSR), which took a quarter of the time of
+code generation: addresses in kernels are a base and constant offsets already. That is an option of
+the whole process, set for as long as a module is compiled.
+
 Compiling is serialised: LLVM's global context is not made for several threads.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from threading import RLock
 
@@ -36,14 +41,14 @@ def compile_module(text: str, target: HostTarget | None = None, pipeline: str = 
     micro-kernels and takes half the time, or "none". Raises InternalError for IR that does not
     parse or verify: it was made here.
     """
-    with _lock:
+    with _lock, _addresses_as_given():
         machine = target_machine(target or host_target())
         return machine.emit_object(_optimised(text, machine, pipeline))
 
 
 def assembly(text: str, target: HostTarget | None = None, pipeline: str = "full") -> str:
     """The assembly code of a module of LLVM IR, for reading."""
-    with _lock:
+    with _lock, _addresses_as_given():
         machine = target_machine(target or host_target())
         return machine.emit_assembly(_optimised(text, machine, pipeline))
 
@@ -61,6 +66,16 @@ def link(data: bytes, exports: Iterable[str], imports: Mapping[str, int]) -> llv
             return builder.link(_engine(), f"graphc.{next(_library_numbers)}")
         except RuntimeError as error:
             raise InternalError(f"cannot load compiled code: {error}") from error
+
+
+@contextmanager
+def _addresses_as_given() -> Iterator[None]:
+    """Has LLVM compute addresses as the code says."""
+    llvm.set_option("graphc", "-disable-lsr")
+    try:
+        yield
+    finally:
+        llvm.set_option("graphc", "-disable-lsr=false")
 
 
 # ---------------------------------------------------------------- passes
@@ -88,13 +103,14 @@ def _parsed(text: str) -> llvm.ModuleRef:
 
 def _run_passes(module: llvm.ModuleRef, machine: llvm.TargetMachine, pipeline: str) -> None:
     builder = llvm.create_pass_builder(machine, _tuning())
-    if pipeline == "full":
-        passes = builder.getFunctionPassManager()
-    else:
-        passes = llvm.create_new_function_pass_manager()
-        passes.add_sroa_pass()
-        passes.add_instruction_combine_pass()
-        passes.add_simplify_cfg_pass()
+    if pipeline == "light":
+        whole = llvm.create_new_module_pass_manager()  # what it needs is set up once, not each time
+        whole.add_sroa_pass()
+        whole.add_instruction_combine_pass()
+        whole.add_simplify_cfg_pass()
+        whole.run(module, builder)
+        return
+    passes = builder.getFunctionPassManager()
     for function in module.functions:
         if not function.is_declaration:
             passes.run(function, builder)

@@ -1,5 +1,6 @@
 """From LLVM IR to running code: passes, errors, symbols of the process, object files, the cache."""
 
+import contextlib
 import ctypes
 import gc
 import re
@@ -178,3 +179,13 @@ def test_target_and_pipeline_are_part_of_the_key(tmp_path):
     objects.cached_object(LIBM, host_target(), cache, "light")
     objects.cached_object(LIBM, named_target("scalar"), cache)
     assert len(list(cache._entries())) == 3
+
+
+def test_options_of_the_process_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(jit.llvm, "set_option", lambda name, option: given.append(option))
+    for text in ("define i32 @f() {\n  ret i32 7\n}", "define void @f( {"):
+        given.clear()
+        with contextlib.suppress(InternalError):
+            jit.compile_module(text)
+        assert given == ["-disable-lsr", "-disable-lsr=false"]
