@@ -31,9 +31,9 @@ from graphc.ir.expr import (
     free_indices,
     loads,
     reduce,
+    reduces,
     select,
     substitute,
-    walk,
 )
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
@@ -92,7 +92,7 @@ def rebuilt(expr: Expr, replace: Callable[[Reduce], Expr]) -> Expr:
                 done[node] = node if new == children else node.rebuild(new)
         return done[node]
 
-    return visit(expr) if any(isinstance(n, Reduce) for n in walk(expr)) else expr
+    return visit(expr) if reduces(expr) else expr
 
 
 def contributions(
@@ -146,7 +146,7 @@ def _gradient(
         except Unsolvable:
             values.append(_scattered(sources, load, term, loops, type))
             continue
-        if any(isinstance(node, Reduce) for node in walk(expr)):
+        if reduces(expr):
             values.append(generic_op(sources.b, element, cast(expr, type.dtype), sources.value))
         else:
             plain = expr if plain is None else plain + expr

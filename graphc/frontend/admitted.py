@@ -23,7 +23,7 @@ from graphc.errors import UnsupportedError
 from graphc.frontend import opsets
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.expr import Call, Expr, Load, Reduce, walk
+from graphc.ir.expr import Call, Expr, Reduce, loads, walk
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.types import TensorType
@@ -135,7 +135,7 @@ def _deciding(node: Call | Reduce) -> Sequence[Expr]:
 def _may_leave_range(part: Expr, types: Collection[DType]) -> bool:
     """Whether a part computes what these types cannot hold, with elements (not positions)."""
     wide = (n for n in walk(part) if n.dtype in types and isinstance(n, (Call, Reduce)))
-    return any(isinstance(leaf, Load) for n in wide if _name(n) not in WITHIN for leaf in walk(n))
+    return any(loads(n) for n in wide if _name(n) not in WITHIN)
 
 
 def _name(node: Call | Reduce) -> str:

@@ -46,7 +46,7 @@ class Expr:
     """Base of all nodes. Compare with `is`; use `a.eq(b)` for an expression that compares."""
 
     __slots__ = (
-        "dtype", "weight", "_free", "_symbols", "_called", "_text", "_bounds", "_simple",
+        "dtype", "weight", "_free", "_symbols", "_called", "_found", "_text", "_bounds", "_simple",
         "_poly", "__weakref__",
     )  # fmt: skip
     dtype: DType
@@ -54,6 +54,7 @@ class Expr:
     _free: frozenset[Index] | None  # what the functions below have found, once asked
     _symbols: frozenset[Sym] | None
     _called: frozenset[str] | None
+    _found: tuple[tuple[Load, ...], tuple[Reduce, ...]] | None
     _text: str | None
     _bounds: tuple[float, float] | None
     _simple: Expr | None
@@ -180,7 +181,7 @@ def _new(cls: type, dtype: DType, below: tuple[Expr, ...] = ()) -> Any:
     """A node over others; what is its own is for the caller to fill in."""
     node: Any = object.__new__(cls)
     node.dtype = dtype
-    node._free = node._symbols = node._called = node._text = None
+    node._free = node._symbols = node._called = node._found = node._text = None
     node._bounds = node._simple = node._poly = None
     weight = 1
     for child in below:
@@ -701,9 +702,23 @@ def substitute(
     return visit(root)
 
 
-def loads(root: Expr) -> list[Load]:
-    """The distinct Loads below `root`, in a fixed order."""
-    return [n for n in walk(root) if isinstance(n, Load)]
+def loads(root: Expr) -> tuple[Load, ...]:
+    """The distinct Loads below and including `root`, in a fixed order."""
+    return _found(root)[0]
+
+
+def reduces(root: Expr) -> tuple[Reduce, ...]:
+    """The distinct Reduces below and including `root`, in a fixed order, the inner ones first."""
+    return _found(root)[1]
+
+
+def _found(root: Expr) -> tuple[tuple[Load, ...], tuple[Reduce, ...]]:
+    found = root._found
+    if found is None:
+        nodes = [n for n in walk(root) if isinstance(n, (Load, Reduce))]
+        reads = tuple([n for n in nodes if isinstance(n, Load)])
+        found = root._found = reads, tuple([n for n in nodes if isinstance(n, Reduce)])
+    return found
 
 
 def called(root: Expr) -> frozenset[str]:

@@ -25,14 +25,13 @@ from graphc.ir.expr import (
     Const,
     Expr,
     Index,
-    Load,
     Ref,
     Sym,
     call,
     fold_call,
+    loads,
     substitute,
     symbols,
-    walk,
 )
 from graphc.ir.scalar.ops import TABLE
 from graphc.ir.text.expr_printer import to_text
@@ -238,10 +237,7 @@ def _split(poly: Poly, divisor: int) -> tuple[Poly, Poly]:
 def _may_wrap(*polys: Poly) -> bool:
     """Whether a number of unknown size, loaded from a tensor, takes part."""
     atoms = {atom for poly in polys for key in poly for atom in key}
-    return any(
-        math.inf in map(abs, bounds(atom)) and any(isinstance(n, Load) for n in walk(atom))
-        for atom in atoms
-    )
+    return any(math.inf in map(abs, bounds(atom)) and bool(loads(atom)) for atom in atoms)
 
 
 def _divided(poly: Poly, divisor: Poly) -> tuple[Poly, Poly]:

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from graphc.errors import GraphcError
 from graphc.ir import opdef
 from graphc.ir.dtypes import DType, f32
-from graphc.ir.expr import Call, Expr, Reduce, walk
+from graphc.ir.expr import Call, Expr, reduces, walk
 from graphc.ir.graph import Graph, Op, Value, constant_op, copy_ops
 from graphc.ir.imperative.lowering import imperative_kernel, is_bounded
 from graphc.ir.infer import expand, infer_op, op_body
@@ -172,7 +172,7 @@ def _keeps(op: Op) -> bool:
 def _reduces(op: Op) -> bool:
     """Whether an op picks elements (the largest) by a reduction, which is best done on what others
     read in float32 anyway."""
-    return op.defn.form in BODIES and any(isinstance(x, Reduce) for x in walk(op_body(op)))
+    return op.defn.form in BODIES and bool(reduces(op_body(op)))
 
 
 # ---------------------------------------------------------------- imperative operators

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphc.errors import GraphcError
-from graphc.ir.expr import Load, Reduce, free_indices, walk
+from graphc.ir.expr import Reduce, free_indices, loads
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.interp import check_operands, evaluate, factors, run_op
@@ -51,7 +51,7 @@ def operands_read(op: Op) -> list[int]:
     if op.defn.form in ("elementwise", "indexed"):
         sources = set()
         for k in range(len(op.outputs)):
-            sources |= {int(e.source) for e in walk(op_body(op, k)) if isinstance(e, Load)}
+            sources |= {int(e.source) for e in loads(op_body(op, k))}
         return sorted(sources)
     return [n for n, v in enumerate(op.inputs) if v is not None]
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.ir.addresses import is_affine_in
-from graphc.ir.expr import Expr, Index, Load, Reduce, free_indices, loads, walk
+from graphc.ir.expr import Expr, Index, Load, free_indices, loads, reduces
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.opdef import FUSED
@@ -164,7 +164,7 @@ def _choose(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
 def _weights_last(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
     """Output dims that the constant factor of a sum of products depends on, moved innermost."""
     why_not = ""
-    for r in (x for x in walk(op_body(op, output)) if isinstance(x, Reduce)):
+    for r in reduces(op_body(op, output)):
         if r.factors is None:
             continue
         index, dims = structure.own_index(op.outputs[output]), op.outputs[output].tensor.dims

@@ -11,7 +11,17 @@ from collections.abc import Callable, Sequence
 
 from graphc.errors import ModelError
 from graphc.ir.build import Builder
-from graphc.ir.expr import Expr, Index, Load, Reduce, free_indices, substitute, transform, walk
+from graphc.ir.expr import (
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    free_indices,
+    reduces,
+    substitute,
+    transform,
+    walk,
+)
 from graphc.ir.graph import Op, Value
 from graphc.ir.opdef import Any_, Operand, OutIndex, op
 from graphc.ir.text.expr_parser import Scope, parse_expr
@@ -72,7 +82,7 @@ def with_plain_names(body: Expr, space: Sequence[Index]) -> Expr:
     outer: dict[Expr, Expr] = {x: Index(f"i{d}", x.extent) for d, x in enumerate(space)}
 
     def visit(node: Expr, names: dict[Expr, Expr]) -> Expr:
-        if not any(isinstance(part, Reduce) for part in walk(node)):
+        if not reduces(node):
             return substitute(node, names)
         key = node, tuple(names[x] for x in sorted(free_indices(node), key=lambda x: x.name))
         if key not in made:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Call, Const, Expr, Load, walk
+from graphc.ir.expr import Call, Const, Expr, Load, loads, walk
 from graphc.ir.kernel import (
     Body,
     Buffer,
@@ -101,7 +101,7 @@ def unknown(kernel: Kernel) -> set[str]:
 
 def _is_known(position: Expr) -> bool:
     """Whether a position follows from loops and constants."""
-    return not any(isinstance(node, Load) for node in walk(position))
+    return not loads(position)
 
 
 def _turns(body: Body) -> int:

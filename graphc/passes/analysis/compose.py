@@ -14,7 +14,7 @@ import numpy as np
 
 from graphc.errors import InternalError
 from graphc.ir.dtypes import DType, boolean
-from graphc.ir.expr import Const, Expr, Index, Load, Reduce, cast, transform, walk
+from graphc.ir.expr import Const, Expr, Index, Load, Reduce, cast, loads, reduces, transform
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
 from graphc.ir.simplify import simplify
@@ -38,7 +38,7 @@ def computation(op: Op) -> Computation:
         _output(composer, f"out{n}", inner, outer.tensor)
         for n, (inner, outer) in enumerate(zip(results, op.outputs))
     )
-    used = {x.source for o in outputs for x in walk(o.expr) if isinstance(x, Load)}
+    used = {x.source for o in outputs for x in loads(o.expr)}
     return Computation(
         tuple(physical_buffer(names[v], v.tensor, "in") for v in distinct if names[v] in used),
         outputs,
@@ -149,7 +149,7 @@ def _sequence(contents: np.ndarray, index: tuple[Expr, ...], dtype: DType) -> Ex
 
 def _rename_axes(body: Expr, number: int) -> Expr:
     """Reduction axes k -> r<number>_k."""
-    axes = {a for node in walk(body) if isinstance(node, Reduce) for a in node.axes}
+    axes = {a for node in reduces(body) for a in node.axes}
     if not axes:
         return body
     mapping = {a: Index(f"r{number}_{a.name}", a.extent) for a in axes}

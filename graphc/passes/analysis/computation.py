@@ -15,16 +15,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from graphc.ir.addresses import flatten_index
-from graphc.ir.expr import (
-    Expr,
-    Index,
-    Reduce,
-    cost,
-    free_indices,
-    loads,
-    substitute,
-    walk,
-)
+from graphc.ir.expr import Expr, Index, cost, free_indices, loads, reduces, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.operations import operations
 from graphc.ir.types import Shape, TensorType, largest
@@ -131,7 +122,7 @@ def loop_indices(extents: Shape) -> tuple[Index, ...]:
 
 def multiply_adds(part: Computation) -> int:
     """The products that the sums of products of a computation add, at the largest sizes."""
-    sums = (n for o in part.outputs for n in walk(o.expr) if isinstance(n, Reduce))
+    sums = (n for o in part.outputs for n in reduces(o.expr))
     return sum(
         math.prod(largest(x.extent) for x in (*free_indices(node), *node.axes))
         for node in dict.fromkeys(sums)

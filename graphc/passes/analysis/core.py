@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from enum import Enum
 
 from graphc.ir.addresses import flatten_loads, is_affine_in
-from graphc.ir.expr import Expr, Index, Load, Reduce, Ref, free_indices, loads, substitute, walk
+from graphc.ir.expr import (
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    Ref,
+    free_indices,
+    loads,
+    reduces,
+    substitute,
+    walk,
+)
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, memoised
 from graphc.passes.analysis.guards import guard_atoms
@@ -82,7 +93,7 @@ def stride(load: Load, index: Index) -> int | None:
 def reductions_in(exprs: Iterable[Expr], nested: bool = True) -> list[Reduce]:
     """The distinct reductions of several expressions; without `nested`, those in no other one."""
     if nested:
-        return list(dict.fromkeys(n for e in exprs for n in walk(e) if isinstance(n, Reduce)))
+        return list(dict.fromkeys(n for e in exprs for n in reduces(e)))
     reductions: dict[Reduce, None] = {}
     seen: set[Expr] = set()
     stack = [*exprs]

@@ -7,7 +7,7 @@ what reads it can be its epilogue.
 
 from __future__ import annotations
 
-from graphc.ir.expr import Expr, Load, Reduce, substitute, walk
+from graphc.ir.expr import Expr, Load, reduces, substitute
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.ops.generic import generic_op, is_generic
@@ -27,7 +27,7 @@ def _maker(op: Op) -> Op | None:
         return None
     if not isinstance(load, Load) or len(load.index) != len(own) or set(load.index) != set(own):
         return None
-    return maker if any(isinstance(x, Reduce) for x in walk(op_body(maker))) else None
+    return maker if reduces(op_body(maker)) else None
 
 
 def _results(op: Op) -> list[Value]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphc.ir.addresses import flatten_loads, unflatten_index
-from graphc.ir.expr import Call, Expr, Index, Load, Reduce, loads, walk
+from graphc.ir.expr import Call, Expr, Index, Load, loads, reduces
 from graphc.ir.extents import points
 from graphc.ir.kernel import Body, Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
@@ -42,7 +42,7 @@ def lower_row_updates(computation: Computation, vector_bytes: int) -> tuple[Lowe
     if shapes[old.source] != output.shape or any(not isinstance(x, int) for x in output.shape):
         return f"old and new must have one static shape, found {output.shape}"
     read = {x.source for e in (condition, value) for x in loads(e)}
-    if old.source in read or any(isinstance(n, Reduce) for n in walk(expr)):
+    if old.source in read or reduces(expr):
         return "new elements must depend on no others, and be no sums"
     rows = _rows(condition, loops)
     if rows is None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphc.ir.addresses import is_affine_in, unflatten_index
-from graphc.ir.expr import Expr, Index, Load, Reduce, loads, walk
+from graphc.ir.expr import Expr, Index, Load, Reduce, loads, reduces, walk
 from graphc.ir.extents import divided, is_below, most
 from graphc.ir.instructions import transpose
 from graphc.ir.kernel import Buffer, KernelBuilder
@@ -103,7 +103,7 @@ def joined_loads(
     it, and all that is read elsewhere than along it must be taken in tiles."""
     if not options.vector_bytes or is_affine_in(offset, indices[-1]) != 1:
         return None
-    if any(isinstance(node, Reduce) for e in exprs for node in walk(e)):
+    if any(reduces(e) for e in exprs):
         return None
     side = min(LARGEST_SIDE, options.lanes(element_bytes(list(exprs))))
     read = [x for e in exprs for x in loads(e)]

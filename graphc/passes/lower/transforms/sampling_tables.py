@@ -16,12 +16,10 @@ from graphc.ir.expr import (
     Const,
     Expr,
     Index,
-    Load,
     cost,
     free_indices,
     loads,
     substitute,
-    walk,
 )
 from graphc.ir.extents import points
 from graphc.ir.kernel import Buffer
@@ -80,7 +78,7 @@ def _deciding(exprs: list[Expr]) -> set[Expr]:
     for expr in exprs:
         for load in loads(expr):
             for place in load.index:
-                if any(isinstance(node, Load) for node in walk(place)):
+                if loads(place):
                     indices |= free_indices(place)
     return indices
 
@@ -94,7 +92,7 @@ def _shared(expr: Expr, kept: set[Expr]) -> Iterator[Expr]:
         if node in seen:
             continue
         seen.add(node)
-        data = isinstance(node, Call) and any(isinstance(x, Load) for x in walk(node))
+        data = isinstance(node, Call) and bool(loads(node))
         if data and free_indices(node) <= kept and not _has_constant(node):
             yield node
         else:
