@@ -8,7 +8,6 @@ present before anything is allocated, so a tiny file cannot ask for a huge array
 from __future__ import annotations
 
 import math
-import mmap
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,7 +19,7 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 from graphc.errors import ModelError, UnsupportedError
 from graphc.frontend.external_data import DataFolder
 from graphc.ir import dtypes
-from graphc.ir.alignment import empty_aligned
+from graphc.ir.alignment import empty_to_fill
 from graphc.ir.dtypes import DType
 from graphc.ir.types import (
     MAX_ELEMENTS,
@@ -34,7 +33,6 @@ from graphc.ir.types import (
     check_rank,
 )
 
-OWN_PAGES = 1 << 20  # bytes of a tensor that is copied to pages of its own
 MAX_DENSE = 1 << 28  # elements of a sparse tensor made dense
 
 NOWHERE = DataFolder(None)
@@ -87,12 +85,8 @@ def to_array(
 
 
 def _copied(raw: memoryview) -> memoryview:
-    """A copy where kernels can read it. That of large tensors is not numpy's memory, for which the
-    system looks for huge pages: finding them takes longer than weights are read in, once."""
-    if len(raw) >= OWN_PAGES:
-        copy = memoryview(mmap.mmap(-1, len(raw)))
-    else:
-        copy = empty_aligned(len(raw)).data
+    """A copy where kernels can read it."""
+    copy = empty_to_fill(len(raw)).data
     copy[:] = raw
     return copy
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from graphc.ir.alignment import ALIGNMENT, empty_aligned
+from graphc.ir.alignment import ALIGNMENT, empty_aligned, empty_to_fill
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
     """The array itself, or a copy of it, contiguous and at a multiple of ALIGNMENT."""
     if array.flags.c_contiguous and address(array) % ALIGNMENT == 0:
         return array
-    copy = empty_aligned(array.nbytes).view(array.dtype).reshape(array.shape)
+    copy = empty_to_fill(array.nbytes).view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
 

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from graphc.ir.alignment import empty_aligned
+from graphc.ir.alignment import empty_to_fill
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
 from graphc.ir.interp import evaluate
@@ -24,7 +24,7 @@ from graphc.passes.analysis.computation import Output
 def materialise(output: Output, arrays: dict[str, np.ndarray]) -> np.ndarray:
     """The contents of an output over `arrays` by input name, where no backend has to move it."""
     dtype, extents = np.dtype(output.buffer.dtype.np), output.extents
-    result = empty_aligned(math.prod(extents) * dtype.itemsize).view(dtype).reshape(extents)
+    result = empty_to_fill(math.prod(extents) * dtype.itemsize).view(dtype).reshape(extents)
     canonical: dict[Expr, Expr] = {x: Index(f"i{d}", x.extent) for d, x in enumerate(output.index)}
     _fill(result, substitute(output.expr, canonical), arrays)
     return result
