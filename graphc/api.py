@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from graphc.collector import collecting_rarely
 from graphc.plugins import load_installed
 
 if TYPE_CHECKING:
@@ -43,9 +44,12 @@ def compile(
         entry = Entry.of(source, arguments, options)
 
     def make() -> CompiledModel:
-        from graphc import driver
+        with collecting_rarely():
+            from graphc import driver  # hundreds of modules
 
-        return driver.compile(source, target, **arguments, threads=threads, entry=entry, **options)
+            return driver.compile(
+                source, target, **arguments, threads=threads, entry=entry, **options
+            )
 
     known = None if entry is None else entry.model(threads, make)
     return make() if known is None else known
