@@ -1,6 +1,7 @@
 """CPU seconds, those in the system included, from the start of a process to its first answer: of
 graphc that has to compile, of graphc that knows the model (from its cache, and from a .gcm), and of
-ONNX Runtime.
+ONNX Runtime. `whole` is the process that compiles to its end: the cache is written behind the
+answer.
 
     python benchmarks/bench_start.py --directory MODELS resnet50 lstm_tagger --rounds 5
 
@@ -24,6 +25,7 @@ import onnx
 import models
 
 GRAPHC = """
+import os
 import sys
 import numpy as np
 import graphc
@@ -33,8 +35,10 @@ is_saved = sys.argv[1].endswith(".gcm")
 model = graphc.load(sys.argv[1], 1) if is_saved else graphc.compile(
     sys.argv[1], shapes=shapes, threads=1)
 model.run(feeds)
+print(sum(os.times()[:2]))
 """
 ONNXRUNTIME = """
+import os
 import sys
 import numpy as np
 import onnxruntime
@@ -43,6 +47,7 @@ options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1
 session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 session.run(None, feeds)
+print(sum(os.times()[:2]))
 """
 STAGES = """
 import json, sys, time
@@ -74,14 +79,21 @@ print(json.dumps({stage: round(seconds / total, 3) for stage, seconds in spent.i
 """
 
 
-def seconds(code: str, model: Path, feeds: Path, cache: str) -> float:
-    """The CPU seconds of a process, in user code and in the system."""
-    process = subprocess.Popen([sys.executable, "-c", code, model, feeds], env=environment(cache))
+def seconds(code: str, model: Path, feeds: Path, cache: str) -> tuple[float, float]:
+    """The CPU seconds of a process, in user code and in the system: to what it prints, which is
+    what they were then, and to its end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, model, feeds], env=environment(cache),
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout:
+        told = process.stdout.read()
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{model.name}: the process ended with {process.returncode}")
-    return used.ru_utime + used.ru_stime
+    return float(told), used.ru_utime + used.ru_stime
 
 
 def environment(cache: str) -> dict[str, str]:
@@ -103,13 +115,16 @@ def measured(path: Path, rounds: int, scratch: Path) -> dict[str, object]:
     known = str(scratch / "known")
     for name in (whole, saved):
         seconds(GRAPHC, name, given, known)
-    times: dict[str, list[float]] = {"cold": [], "cached": [], "gcm": [], "onnxruntime": []}
+    kinds = ("cold", "cached", "gcm", "onnxruntime", "whole")
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as empty:
-            times["cold"].append(seconds(GRAPHC, whole, given, empty))
-        times["cached"].append(seconds(GRAPHC, whole, given, known))
-        times["gcm"].append(seconds(GRAPHC, saved, given, known))
-        times["onnxruntime"].append(seconds(ONNXRUNTIME, whole, given, known))
+            answer, end = seconds(GRAPHC, whole, given, empty)
+        times["cold"].append(answer)
+        times["whole"].append(end)
+        times["cached"].append(seconds(GRAPHC, whole, given, known)[0])
+        times["gcm"].append(seconds(GRAPHC, saved, given, known)[0])
+        times["onnxruntime"].append(seconds(ONNXRUNTIME, whole, given, known)[0])
     told = subprocess.run(
         [sys.executable, "-c", STAGES, whole, given],
         env=environment("off"), check=True, capture_output=True, text=True,
