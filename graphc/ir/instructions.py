@@ -4,6 +4,9 @@
     dot4_codes(sum, a, w, shift, bits)  sum += a[0] * c(w[0]) + ... + a[3] * c(w[3]), where c(x) are
                                         the `bits` bits of x from bit `shift` on
     transpose(tile, side)               tile[r * side + c] and tile[c * side + r] change places
+    mask(bits, held, lanes)             bit j of bits[0] becomes held[j], for so many lanes
+    lowest(place, bits)                 place[0] becomes the lowest bit set in bits[0], which has
+                                        one and loses it
 
 `sum` is an element of type i32 (sums wrap), `a` and `w` are loads of the first of four consecutive
 elements (of dot4 `a` int8 or uint8 and `w` int8, of dot4_codes `a` int8 and `w` uint8), `centre` is
@@ -17,16 +20,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphc.errors import InternalError
-from graphc.ir.dtypes import i8, i32, i64, u8
-from graphc.ir.expr import Const, Expr, Load, Ref
+from graphc.ir.dtypes import boolean, i8, i32, i64, u8
+from graphc.ir.expr import Const, Expr, Load, Ref, select
 from graphc.ir.kernel import Body, Buffer, Intrin, Let, Stmt, Store
 from graphc.ir.simplify import simplify
 
 DOT4 = "dot4"
 DOT4_CODES = "dot4_codes"
 TRANSPOSE = "transpose"
-NAMES = (DOT4, DOT4_CODES, TRANSPOSE)
+MASK = "mask"
+LOWEST = "lowest"
+NAMES = (DOT4, DOT4_CODES, TRANSPOSE, MASK, LOWEST)
 LANES = 4
+MASK_BITS = 64
 
 
 def dot4(total: Load, a: Load, w: Load, centre: int) -> Intrin:
@@ -50,6 +56,20 @@ def transpose(tile: Buffer, side: int) -> Intrin:
     return Intrin(TRANSPOSE, (tile[0], Const(side, i64)))
 
 
+def mask(bits: Buffer, held: Buffer) -> Intrin:
+    """The statement; `held` must have at most 64 elements."""
+    if bits.dtype is not i64 or held.dtype is not boolean or held.size > MASK_BITS:
+        raise InternalError(f"mask {bits.dtype} of {held.size} elements {held.dtype}")
+    return Intrin(MASK, (bits[0], held[0], Const(held.size, i64)))
+
+
+def lowest(place: Buffer, bits: Buffer) -> Intrin:
+    """The statement."""
+    if place.dtype is not i64 or bits.dtype is not i64:
+        raise InternalError(f"lowest bit as {place.dtype} of {bits.dtype}")
+    return Intrin(LOWEST, (place[0], bits[0]))
+
+
 def meaning(stmt: Intrin) -> Body:
     """The same in plain statements."""
     if stmt.name == DOT4:
@@ -58,6 +78,10 @@ def meaning(stmt: Intrin) -> Body:
         return (_meaning_of_dot4_codes(stmt),)
     if stmt.name == TRANSPOSE:
         return tuple(_meaning_of_transpose(stmt))
+    if stmt.name == MASK:
+        return (_meaning_of_mask(stmt),)
+    if stmt.name == LOWEST:
+        return tuple(_meaning_of_lowest(stmt))
     raise InternalError(f"no instruction of several targets is named {stmt.name}")
 
 
@@ -71,6 +95,25 @@ def _meaning_of_transpose(stmt: Intrin) -> Iterator[Stmt]:
             yield Let(kept, Load(first.source, (here,), first.dtype))
             yield Store(first.source, (here,), Load(first.source, (there,), first.dtype))
             yield Store(first.source, (there,), kept)
+
+
+def _meaning_of_mask(stmt: Intrin) -> Store:
+    bits, held, lanes = stmt.args
+    assert isinstance(bits, Load) and isinstance(lanes, Const)
+    value: Expr = Const(0, i64)
+    for lane in range(lanes.value):
+        value = value | (_lane(held, lane).cast(i64) << lane)
+    return Store(bits.source, bits.index, value)
+
+
+def _meaning_of_lowest(stmt: Intrin) -> Iterator[Store]:
+    place, bits = stmt.args
+    assert isinstance(place, Load) and isinstance(bits, Load)
+    value: Expr = Const(MASK_BITS - 1, i64)
+    for bit in reversed(range(MASK_BITS - 1)):
+        value = select((bits & (1 << bit)).ne(0), bit, value)
+    yield Store(place.source, place.index, value)
+    yield Store(bits.source, bits.index, bits & (bits - 1))
 
 
 def _meaning_of_dot4(stmt: Intrin) -> Store:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from graphc.backends.llvm_cpu import spell
+from graphc.backends.llvm_cpu.emit_bits import emit_lowest, emit_mask
 from graphc.backends.llvm_cpu.emit_dots import emit_dot4, emit_dot4_codes
 from graphc.backends.llvm_cpu.emit_expr import ExprEmitter, Storage
 from graphc.backends.llvm_cpu.emit_transpose import emit_transpose
@@ -22,7 +23,7 @@ from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Sym, as_expr, symbols, walk
 from graphc.ir.extents import as_dim, is_of_sizes
-from graphc.ir.instructions import DOT4, DOT4_CODES, TRANSPOSE
+from graphc.ir.instructions import DOT4, DOT4_CODES, LOWEST, MASK, TRANSPOSE
 from graphc.ir.kernel import (
     Alloc,
     Body,
@@ -281,6 +282,10 @@ class _Function:
             emit_dot4_codes(self.expr, stmt, self.features)
         elif stmt.name == TRANSPOSE:
             emit_transpose(self.expr, stmt)
+        elif stmt.name == MASK:
+            emit_mask(self.expr, stmt)
+        elif stmt.name == LOWEST:
+            emit_lowest(self.expr, stmt)
         else:
             raise InternalError(f"CPUs have no instruction {stmt.name}")
 

@@ -1,32 +1,32 @@
 """Builds kernels of operators for a processor with vectors.
 
 Items are picked (lane_picking.py) and sorted (lane_sorting.py) in vectors. In a search for the few
-best items of a line, a vector without a better item is skipped, and so is one of which nothing is
-kept, where elements are picked by a condition. What takes elements from all channels of an image at
-the same positions has the channels lie side by side first.
+best items of a line, a vector without a better item is skipped. Elements that are kept by a
+condition are found by the bits of masks. What takes elements from all channels of an image at the
+same positions has the channels lie side by side first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from graphc.backends.llvm_cpu.any_lane import CHAINS, any_lane
+from graphc.backends.llvm_cpu.any_lane import any_lane
 from graphc.backends.llvm_cpu.lane_choosing import chooses, chosen_leaders
 from graphc.backends.llvm_cpu.lane_picking import LanePicking
 from graphc.backends.llvm_cpu.lane_sorting import sorted_leaders, sorts
 from graphc.ir.addresses import is_affine_in
-from graphc.ir.dtypes import i64
-from graphc.ir.expr import Expr, Index, Load, cast, free_indices, loads
+from graphc.ir.dtypes import boolean, i64
+from graphc.ir.expr import Expr, Index, Load, as_expr, free_indices, minimum
+from graphc.ir.extents import least
 from graphc.ir.imperative.collectives import Collectives, Kept, Leaders
 from graphc.ir.imperative.picking import Picked, Place
 from graphc.ir.imperative.sampling import Sampled
+from graphc.ir.instructions import MASK_BITS, lowest, mask
 from graphc.ir.kernel import Buffer
 from graphc.ir.types import Dim
 
-PARTS = 4  # of a vector, each of which is skipped if nothing in it is kept
 READ = 16  # elements of each channel that a place reads, about
 
 
@@ -69,72 +69,50 @@ class LaneBuilder(Collectives):
             offer(self.let(j + (what.count - rest % lanes)))
 
     def kept(self, what: Kept) -> None:
-        """Stores each element where the next that is kept belongs, and counts those that are kept:
-        that takes no branch per element. Vectors of which none is kept are skipped, a few at a
-        time, then each part of one. Where more goes with an element, the positions of a few vectors
-        are stored like that, and then looped over."""
-        if not what.extents or not (what.rest or what.ahead):
+        """Looks at the elements of a line in masks, if it has so many."""
+        if not what.extents:
             super().kept(what)
             return
         *outer, last = what.extents
-        lanes = _lanes_of(self, what)
-        step, kept = CHAINS * lanes, self.var(i64, 0)
+        kept, few = self.var(i64, 0), min(least(last), MASK_BITS)
         with self.loops(*outer) as line:
-            with self.loop(last // step) as part:
-                start = self.let(part * step)
-
-                def holds(lane: Expr) -> Expr:
-                    return what.holds((*line, start + lane))
-
-                with (
-                    self.when(any_lane(self, lanes, CHAINS, holds)),
-                    self.taken(what, line, step, kept) as take,
-                ):
-                    self.kept_in_parts(step, max(lanes // PARTS, 1), start, holds, take)
-            with (
-                self.taken(what, line, step, kept) as take,
-                self.loop(last % step) as j,
-            ):
-                take(j + last // step * step)
+            if _is_known(last) or few == MASK_BITS:
+                self.kept_in_masks(what, line, 1 << max(few, 1).bit_length() - 1, kept)
+            else:
+                with self.when(as_expr(last, i64) >= MASK_BITS):
+                    self.kept_in_masks(what, line, MASK_BITS, kept)
+                with self.otherwise():
+                    self.kept_in_line(what, line, kept)
         what.finish(kept[()])
 
-    @contextmanager
-    def taken(
-        self, what: Kept, line: Place, most: int, kept: Buffer
-    ) -> Iterator[Callable[[Expr], None]]:
-        """Gives what takes a position of a line if it is kept, one after the other, at most so
-        many; `kept` counts them."""
-        found = self.alloc(i64, (most,)) if what.rest else None
-        number = self.var(i64, 0) if what.rest else kept
+    def kept_in_line(self, what: Kept, line: Place, kept: Buffer) -> None:
+        """Takes the elements of a line, one after the other."""
+        with self.loop(what.extents[-1]) as j:
+            where = (*line, j)
+            with self.when(what.holds(where)):
+                self.keep(what, where, kept)
 
-        def take(j: Expr) -> None:
-            place = self.let(number[()])
-            if found is None:
-                what.put((*line, j), place, ())
-            else:
-                self.store(found, place, j)
-            self.store(number, (), place + cast(what.holds((*line, j)), i64))
-
-        yield take
-        if found is not None:
-            before = self.let(kept[()])
-            with self.loop(self.let(number[()])) as n:
-                j = self.let(found[n])
-                with self.loops(*what.rest, kind="parallel") as inner:
-                    what.put((*line, j), before + n, inner)
-            self.store(kept, (), before + number[()])
-
-    def kept_in_parts(
-        self, count: int, lanes: int, start: Expr, holds: Callable[[Expr], Expr],
-        take: Callable[[Expr], None],
-    ) -> None:  # fmt: skip
-        """Offers `take` so many elements of a line, less parts of so many lanes of which none is
-        kept."""
-        with self.loop(count // lanes) as part:
-            first = self.let(part * lanes)
-            some = any_lane(self, lanes, 1, lambda lane: holds(first + lane))
-            with self.when(some), self.loop(lanes) as j:
-                take(self.let(start + first + j))
+    def kept_in_masks(self, what: Kept, line: Place, lanes: int, kept: Buffer) -> None:
+        """Takes the elements of a line that has so many, a power of two, at the least: those whose
+        bits are set in masks of what holds. The last mask overlaps the one before, less the bits
+        that have been taken."""
+        if lanes == 1:
+            self.kept_in_line(what, line, kept)
+            return
+        last = what.extents[-1]
+        bits, place = self.alloc(i64, (1,)), self.alloc(i64, (1,))
+        with self.loop((last + lanes - 1) // lanes) as part:
+            begin = self.let(part * lanes)
+            start = self.let(minimum(begin, as_expr(last, i64) - lanes))
+            held = self.alloc(boolean, (lanes,), "reg")
+            with self.loop(lanes, "vector", width=lanes) as lane:
+                self.store(held, lane, what.holds((*line, start + lane)))
+            self.emit(mask(bits, held))
+            taken = self.let(begin - start)
+            self.store(bits, 0, (bits[0] >> taken) << taken)
+            with self.repeat(bits[0].ne(0)):
+                self.emit(lowest(place, bits))
+                self.keep(what, (*line, self.let(start + place[0])), kept)
 
     def sampled(self, what: Sampled) -> None:
         lanes = self.vector_bytes // what.x.dtype.size
@@ -149,14 +127,6 @@ class LaneBuilder(Collectives):
 
 def _is_known(*extents: Dim) -> bool:
     return all(isinstance(extent, int) for extent in extents)
-
-
-def _lanes_of(k: LaneBuilder, what: Kept) -> int:
-    """How many of the elements that conditions read are in a vector."""
-    at = [Index(k.fresh("at"), extent) for extent in what.extents]
-    with k.block():
-        read = loads(what.holds(tuple(at)))
-    return k.vector_bytes // max((load.dtype.size for load in read), default=1)
 
 
 def _lies_along(k: Collectives, what: Leaders, line: Place) -> bool:

@@ -53,15 +53,13 @@ class Running:
 class Kept:
     """The positions, of `extents`, where `holds` is true, in row-major order. `put` gets such a
     position, its number among them, and an index of `rest`: what else goes with it. `finish` gets
-    how many there are. With `ahead`, `put` may be called for a position that is not kept as well,
-    with the number of the next that is: there is room for it, and it changes nothing else."""
+    how many there are."""
 
     extents: tuple[int, ...]
     rest: tuple[int, ...]
     holds: Callable[[Place], Expr]
     put: Callable[[Place, Expr, Place], None]
     finish: Callable[[Expr], None]
-    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,14 +151,18 @@ class Collectives(KernelBuilder):
             what.put(line, determinant(self, matrix, at, size))
 
     def kept(self, what: Kept) -> None:
-        """Counts positions one after the other."""
+        """Position after position."""
         kept = self.var(i64, 0)
         with self.loops(*what.extents) as where, self.when(what.holds(where)):
-            place = self.let(kept[()])
-            with self.loops(*what.rest, kind="parallel") as inner:
-                what.put(where, place, inner)
-            self.store(kept, (), place + 1)
+            self.keep(what, where, kept)
         what.finish(kept[()])
+
+    def keep(self, what: Kept, where: Place, kept: Buffer) -> None:
+        """Takes a position that is kept, and counts it."""
+        place = self.let(kept[()])
+        with self.loops(*what.rest, kind="parallel") as inner:
+            what.put(where, place, inner)
+        self.store(kept, (), place + 1)
 
     def leaders(self, what: Leaders) -> None:
         """The outputs are heaps: they hold the best seen so far, the worst of them at slot 0."""

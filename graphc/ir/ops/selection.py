@@ -35,7 +35,7 @@ def non_zero(k: Collectives, x: Any_) -> None:
     def finish(count: Expr) -> None:
         store_size(k, 0, 1, count)
 
-    k.kept(Kept(x.shape, (), lambda where: x[where].ne(_zero(x)), put, finish, ahead=True))
+    k.kept(Kept(x.shape, (), lambda where: x[where].ne(_zero(x)), put, finish))
 
 
 def _zero(x: Buffer) -> Const:
@@ -72,7 +72,7 @@ def compress(k: Collectives, x: Any_, condition: Bool, *, axis: int | None = Non
     def finish(count: Expr) -> None:
         store_size(k, 0, along, count)
 
-    k.kept(Kept((y.shape[along],), rest, lambda where: condition[where], put, finish, ahead=True))
+    k.kept(Kept((y.shape[along],), rest, lambda where: condition[where], put, finish))
 
 
 # ---------------------------------------------------------------- NonMaxSuppression

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from differential import build, check, program_of
 
+import graphc
 from graphc.ir import dtypes
 from graphc.ir.expr import Index, Load
 from graphc.ir.interp import evaluate
@@ -82,6 +83,25 @@ def test_rows_that_are_kept(axis, shape, kept):
         x=RNG.standard_normal(shape).astype(np.float32), c=RNG.random(shape[axis]) < kept,
     )  # fmt: skip
     check(graph, inputs, (64, 32, 16, 0))
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.float32, np.int64])
+@pytest.mark.parametrize("shape", [(64,), (1, 65), (3, 127), (2, 3, 31), (9, 1), (2, 0)])
+def test_positions_by_the_bits_of_masks(shape, dtype):
+    for kept in (0, 0.05, 1):
+        x = (RNG.random(shape) < kept).astype(dtype)
+        graph, inputs = build(lambda b, x: b.NonZero(x), x=x)
+        check(graph, inputs, (64, 16, 0))
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 200])
+def test_positions_of_lines_of_open_size(size):
+    graph = graphc.parse("graph @g(%x: f32[2,S]) -> ? where S: 1..200 { %r = NonZero(%x) "
+                         "return %r }")  # fmt: skip
+    model = graphc.compile(graph, specialise="any", threads=1)
+    x = (RNG.random((2, size)) < 0.2).astype(np.float32)
+    np.testing.assert_array_equal(model.run([x])[0], np.stack(np.nonzero(x)))
+    assert model.why_exact == ""
 
 
 # ---------------------------------------------------------------- regions of images
