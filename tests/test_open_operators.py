@@ -107,6 +107,17 @@ def test_a_model_is_wrong_where_an_op_is_that_nobody_reads():
         general(graph)
 
 
+def test_indices_are_not_checked_of_what_is_always_empty():
+    graph = graphc.parse("graph @g(%x: f32[S,3]) -> ? where S: 1..5 { "
+                         "const %o : i64[1] = [3] const %e : i64[1] = [9] const %a : i64[1] = [1] "
+                         "%s = Slice(%x, %o, %e, %a) const %i : i64[3] = [2,1,-3] "
+                         "%r = Gather(%s, %i) {axis=0} return %r }")  # fmt: skip
+    model = graphc.compile(graph, specialise="any", threads=1)
+    for size in (1, 5):
+        assert model.run([np.zeros((size, 3), np.float32)])[0].shape == (3, 0)
+    assert model.executables()[0].is_general
+
+
 def test_indices_are_not_checked_where_there_is_nothing_to_gather():
     graph = graphc.parse("graph @g(%x: f32[N,S]) -> ? where N: 1..4, S: 1..5 { "
                          "const %o : i64[1] = [1] const %e : i64[1] = [9] const %a : i64[1] = [0] "

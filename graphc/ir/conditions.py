@@ -50,8 +50,10 @@ class Asked:
 
 
 def asked_by(op: Op, named: Op | None = None) -> list[Asked]:
-    """What a typed op asks of its operands, where there is anything to ask. Messages go by the
-    names of `named`, which is the same op in its graph."""
+    """What a typed op asks of its operands, where there is anything to ask, and results have
+    elements. Messages go by the names of `named`, which is the same op in its graph."""
+    if any(0 in type.dims for type in _results(op)):
+        return []
     if op.defn.form == "imperative":
         conditions = _of_kernel(op)
     elif op.defn.form in ("elementwise", "indexed"):
@@ -89,11 +91,14 @@ def _asked(op: Op, condition: Condition) -> Asked:
 
 def _unless_empty(op: Op, value: Expr, low: int) -> Expr:
     """A value to be checked, or one that lies in range where the sizes leave an op no element."""
-    types = [v.type for v in op.outputs if isinstance(v.type, TensorType)]
-    for dim in (d for type in types for d in type.dims):
+    for dim in (d for type in _results(op) for d in type.dims):
         if isinstance(dim, Expr) and bounds(dim)[0] < 1:
             value = select(dim > 0, value, Const(low, i64))
     return value
+
+
+def _results(op: Op) -> list[TensorType]:
+    return [v.type for v in op.outputs if isinstance(v.type, TensorType)]
 
 
 def _of_numbered(node: Expr) -> Expr | None:
