@@ -12,8 +12,10 @@ import graphc
 from graphc.ir.compare import compare
 from graphc.ir.expr import Expr, Reduce, call, identity_of, substitute
 from graphc.ir.graph import Graph
+from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.interp import interpret
 from graphc.ir.kernel import Kernel, KernelBuilder
+from graphc.ir.opdef import Float, imperative
 from graphc.ir.program import Program, at_sizes, true_outputs
 from graphc.ir.sizes import sizes_of
 from graphc.passes.analysis.computation import Computation
@@ -75,3 +77,15 @@ def agrees_on_the_cpu(graph: Graph, name: str) -> None:
         for found, wanted in zip(model.run(feeds), interpret(static, list(feeds.values()))):
             assert compare("output", found, wanted).within(2e-5), dims
     assert len(model.executables()) == 1 and not model.why_exact
+
+
+ONE_SHAPE = "test.Longest"
+
+
+@imperative("Longest", domain="test", infer=lambda x: x.type)
+def longest(k: Collectives, x: Float) -> None:
+    """Twice x, by a kernel that is made for one shape: it chooses by an extent."""
+    (y,) = k.outputs
+    factor = 2.0 if x.shape[0] > 2 else 2
+    with k.loops(*x.shape) as at:
+        k.store(y, at, x[at] * factor)

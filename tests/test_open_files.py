@@ -98,12 +98,14 @@ def test_exact_programs_are_saved_beside_it(tmp_path):
 
 
 def test_without_a_general_program_all_shapes_are_saved(tmp_path):
-    graph = graphc.parse("graph @g(%x: f32[N,N]) -> ? where N: 1..3 { %y = Det(%x) return %y }")
+    graph = graphc.parse("graph @g(%x: f32[3,3,3], %i: i64[2,N]) -> ? where N: 1..3 "
+                         "{ %y = GatherND(%x, %i) return %y }")  # fmt: skip
     graphc.compile(graph, specialise="any", threads=1).save(tmp_path / "m.gcm")
     loaded = graphc.load(tmp_path / "m.gcm", threads=1)
-    assert loaded.run([2 * np.eye(3, dtype=np.float32)])[0] == 8
+    x = np.arange(27, dtype=np.float32).reshape(3, 3, 3)
+    np.testing.assert_array_equal(loaded.run([x, np.array([[0, 1, 2], [2, 2, 2]])])[0], [5, 26])
     with pytest.raises(UnsupportedError, match="saved for inputs of shapes"):
-        loaded.run([np.eye(4, dtype=np.float32)])
+        loaded.run([x, np.zeros((2, 4), np.int64)])
 
 
 # ---------------------------------------------------------------- the cache

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from open_shapes import agrees_on_the_cpu
+from open_shapes import ONE_SHAPE, agrees_on_the_cpu
 from test_open_shapes import agrees_at, program_of
 
 import graphc
@@ -32,6 +32,14 @@ GRAPHS = {
     "const %g : f32[2,3,5,2] = random(seed=1) %r = GridSample(%x, %g) "
     '{{mode="nearest", align_corners=1}}',
     "determinants": "(%x: f32[N,P,3,3]) -> ? {} { %r = Det(%x)",
+    "determinants of any size": "(%x: f32[N,P,P]) -> ? {} { %r = Det(%x)",
+    "large determinants": "(%x: f32[N,S,S]) -> ? {} { %r = Det(%x)",
+    "unpooled": "(%x: f32[N,P,S,2], %i: i64[N,P,S,2]) -> ? {} { const %n : i64[] = 8 "
+    "%j = Mod(%i, %n) %r = MaxUnpool(%x, %j) {{kernel_shape=[2,2], strides=[2,2]}}",
+    "parts of unequal length": "(%x: f32[N,S]) -> ? {} "
+    "{ %a, %b, %c, %r = Split(%x) {{axis=1, num_outputs=4}}",
+    "two of three parts": "(%x: f32[N,S]) -> ? {} "
+    "{ %a, %b, %c = Split(%x) {{axis=1, num_outputs=3}} %r = Add(%a, %b)",
 }  # fmt: skip
 
 
@@ -57,9 +65,23 @@ def test_on_the_cpu(name):
 
 
 def test_kernels_that_need_a_number_are_refused():
-    graph = graphc.parse(f"graph @g(%x: f32[N,S,S]) -> ? {WHERE} {{ %r = Det(%x) return %r }}")
-    with pytest.raises(NotOpen, match="Det"):
+    graph = graphc.parse(f"graph @g(%x: f32[N,S]) -> ? {WHERE} {{ %r = {ONE_SHAPE}(%x) "
+                         "return %r }")  # fmt: skip
+    with pytest.raises(NotOpen, match="Longest"):
         general(graph)
-    assert not np.isnan(
-        graphc.compile(graph, specialise="any").run([np.ones((2, 3, 3), "f4")])[0]
-    ).any()
+    found = graphc.compile(graph, specialise="any").run([np.ones((2, 3), "f4")])[0]
+    np.testing.assert_array_equal(found, np.full((2, 3), 2))
+
+
+@pytest.mark.parametrize("length", [0, 1, 70])
+@pytest.mark.parametrize("attrs", ["", "{axis=0}", "{sorted=0}", "{axis=1, sorted=0}"])
+def test_distinct_elements_and_slices(attrs, length):
+    graph = graphc.parse("graph @g(%x: f32[S,3]) -> (?, ?, ?, ?) where S: 0..80 { "
+                         f"%y, %i, %v, %c = Unique(%x) {attrs} "
+                         "return %y, %i, %v, %c }")  # fmt: skip
+    x = np.random.default_rng(0).integers(0, 4, (length, 3)).astype(np.float32)
+    model = graphc.compile(graph, specialise="any", threads=1)
+    exact = graphc.compile(graph, specialise="exact", threads=1)
+    for found, expected in zip(model.run([x]), exact.run([x])):
+        np.testing.assert_array_equal(found, expected)
+    assert model.why_exact == ""

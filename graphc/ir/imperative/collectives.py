@@ -19,6 +19,7 @@ from graphc.ir.imperative.heap import Heap, swap_in
 from graphc.ir.imperative.picking import Picked, Picking, Place
 from graphc.ir.imperative.sampling import Sampled, sample_each
 from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.types import largest
 
 SMALL_MATRIX = 1 << 12  # bytes that a thread has on its stack
 
@@ -139,14 +140,14 @@ class Collectives(KernelBuilder):
 
     def eliminated(self, what: Eliminated) -> None:
         """A copy of each matrix, on the stack if it is small."""
-        size, stays = what.size, what.size**2 * what.dtype.size <= SMALL_MATRIX
-        shape = (size, size)
+        size, most = what.size, largest(what.size)
+        stays = most**2 * what.dtype.size <= SMALL_MATRIX
         if not stays:
-            matrices = self.alloc(what.dtype, (*what.lines, *shape), "scratch")
+            matrices = self.alloc(what.dtype, (*map(largest, what.lines), most, most), "scratch")
         with self.loops(*what.lines, kind="parallel") as line:
-            matrix = self.alloc(what.dtype, shape) if stays else matrices
+            matrix = self.alloc(what.dtype, (most, most)) if stays else matrices
             at = partial(_element_of, () if stays else line)
-            with self.loops(*shape) as (row, column):
+            with self.loops(size, size) as (row, column):
                 self.store(matrix, at(row, column), what.element(line, row, column))
             what.put(line, determinant(self, matrix, at, size))
 

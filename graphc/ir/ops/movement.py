@@ -286,40 +286,38 @@ def slice_op(
     return x[index]
 
 
-def _split_sizes(
+def _split_parts(
     x: Operand, split: np.ndarray | None, axis: int, num_outputs: int | None, count: int
-) -> list[Dim]:
-    """The extents of the parts along `axis`."""
+) -> list[tuple[Dim, Dim]]:
+    """Where each part along `axis` starts, and its extent."""
     extent: Any = x.shape[axis]
-    if split is not None:
-        sizes = numbers_of(split)
-    else:
+    if split is None:
         parts = count if num_outputs is None else num_outputs
         if parts != count:
             raise ModelError(f"num_outputs is {parts}, but there are {count} outputs")
-        sizes = _equal_parts(extent, parts)
+        return _equal_parts(extent, parts)
+    sizes = numbers_of(split)
     if len(sizes) != count or as_dim(sum(sizes)) != extent or not all(at_most(0, n) for n in sizes):
         raise ModelError(f"sizes {sizes} do not split extent {extent} into {count} outputs")
-    return sizes
+    return [(as_dim(sum(sizes[:n])), size) for n, size in enumerate(sizes)]
 
 
-def _equal_parts(extent: Dim, parts: int) -> list[Dim]:
-    """The extents of parts, the last of which may be smaller. ModelError if extents of open size
-    do not divide."""
+def _equal_parts(extent: Dim, parts: int) -> list[tuple[Dim, Dim]]:
+    """Parts of an extent, the last of which may be smaller, or empty."""
     chunk = as_dim((extent + parts - 1) // parts)
-    if isinstance(chunk, int) and isinstance(extent, int):
-        return [max(0, min(chunk, extent - n * chunk)) for n in range(parts)]
-    if as_dim(chunk * parts) != extent:
-        raise ModelError(f"extent {extent} may not divide into {parts} equal parts")
-    return [chunk] * parts
+    starts = [as_dim(n * chunk) for n in range(parts)]
+    if as_dim(chunk * parts) == extent:
+        return [(start, chunk) for start in starts]
+    left = (as_expr(extent - start, i64) for start in starts)
+    return [(start, as_dim(maximum(minimum(n, chunk), 0))) for start, n in zip(starts, left)]
 
 
 def _split_shapes(
     x: Operand, split: np.ndarray | None, *, axis: int, num_outputs: int | None, count: int
 ) -> list[Shape]:
     axis = normal_axis(axis, x.rank)
-    sizes = _split_sizes(x, split, axis, num_outputs, count)
-    return [replaced(x.shape, axis, size) for size in sizes]
+    parts = _split_parts(x, split, axis, num_outputs, count)
+    return [replaced(x.shape, axis, size) for _, size in parts]
 
 
 @op("Split", infer=_split_shapes, outputs=None)
@@ -328,5 +326,5 @@ def split_op(
 ) -> Expr:
     """Consecutive parts of x along `axis`: of the given sizes, or equal with a smaller last one."""
     axis = normal_axis(axis, x.rank)
-    sizes = _split_sizes(x, split, axis, num_outputs, i.count)
-    return x[replaced(tuple(i), axis, i[axis] + sum(sizes[: i.output]))]
+    start, _ = _split_parts(x, split, axis, num_outputs, i.count)[i.output]
+    return x[replaced(tuple(i), axis, i[axis] + start)]

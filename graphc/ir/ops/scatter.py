@@ -18,12 +18,12 @@ from graphc.ir.addresses import unflatten_index
 from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, as_expr, call, cast, select
+from graphc.ir.extents import at_most
 from graphc.ir.imperative.collectives import Collectives, Place, Scattered
-from graphc.ir.imperative.lowering import numel
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Any_, Int, Known, Operand, OutIndex, axes, imperative, op
 from graphc.ir.ops.helpers import normal_axis
-from graphc.ir.types import Shape, TensorType
+from graphc.ir.types import Shape, TensorType, elements_of
 
 _COMBINE = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 _COMBINE_BOOL = {"add": "or", "max": "or", "mul": "and", "min": "and"}
@@ -195,7 +195,7 @@ def _unpool_type(
     shape = unpooled_shape(x, kernel_shape, strides, pads)
     if output_shape is not None:
         given = tuple(int(d) for d in np.asarray(output_shape).reshape(-1))
-        if len(given) != len(shape) or any(a < b for a, b in zip(given, shape)):
+        if len(given) != len(shape) or not all(map(at_most, shape, given)):
             raise ModelError(f"output_shape {list(given)} is smaller than {list(shape)}")
         shape = given
     return x.type.with_shape(shape)
@@ -212,12 +212,12 @@ def max_unpool(
     """
     (y,) = k.outputs
     inner = unpooled_shape(x, kernel_shape, strides, pads)
-    must_lie(indices[axes(*indices.shape)], 0, numel(y.shape) - 1)
+    must_lie(indices[axes(*indices.shape)], 0, y.size - 1)
     with k.loops(*y.shape, kind="parallel") as where:
         k.store(y, where, Const(0, y.dtype))
 
     def place(where: Place) -> tuple[Place, Expr]:
         flat = k.let(cast(indices[where], i64))
-        return unflatten_index(flat, inner), (flat >= 0) & (flat < numel(inner))
+        return unflatten_index(flat, inner), (flat >= 0) & (flat < elements_of(inner))
 
     k.scattered(Scattered(y, x.shape, (), place, lambda where, _: x[where]))

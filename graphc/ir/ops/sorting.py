@@ -15,12 +15,13 @@ from graphc.errors import ModelError
 from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import DType, boolean, f32, i32, i64
 from graphc.ir.expr import Const, Expr, as_expr, bitcast, cast, isnan, maximum, minimum, select
+from graphc.ir.extents import least
 from graphc.ir.imperative.collectives import Collectives, Kept, Leaders, Place, Running
-from graphc.ir.imperative.lowering import numel, store_size
-from graphc.ir.kernel import Buffer
+from graphc.ir.imperative.lowering import store_size
+from graphc.ir.kernel import Buffer, elements_of
 from graphc.ir.opdef import Any_, Int, Known, Number, Operand, imperative
 from graphc.ir.ops.helpers import normal_axis
-from graphc.ir.types import TensorType
+from graphc.ir.types import Dim, Shape, TensorType, largest
 
 
 def better(a: Expr, b: Expr, largest: int) -> Expr:
@@ -150,11 +151,16 @@ class _Items:
     axis: int | None
 
     @property
-    def count(self) -> int:
-        return numel(self.x.shape if self.axis is None else self.x.shape[self.axis : self.axis + 1])
+    def count(self) -> Dim:
+        return self.x.size if self.axis is None else self.x.shape[self.axis]
 
     @property
-    def rest(self) -> tuple[int, ...]:
+    def most(self) -> int:
+        """The largest count."""
+        return largest(self.count)
+
+    @property
+    def rest(self) -> Shape:
         """The shape of one item."""
         return () if self.axis is None else _without(self.x.shape, self.axis)
 
@@ -168,8 +174,8 @@ class _Items:
         """What items are told apart by, elements or the numbers of slices, in order; and the
         numbers of these items."""
         dtype = self.x.dtype if self.axis is None else i64
-        keys = self.k.alloc(dtype, (self.count,), "scratch", "keys")
-        order = self.k.alloc(i64, (self.count,), "scratch", "order")
+        keys = self.k.alloc(dtype, (self.most,), "scratch", "keys")
+        order = self.k.alloc(i64, (self.most,), "scratch", "order")
         self.k.leaders(Leaders(
             (), self.count, self.count, lambda _, j: self.key(j), self.precedes, self.last(),
             (keys, order), lambda _, slot: (slot,), ties=self.axis is None,
@@ -179,7 +185,7 @@ class _Items:
     def last(self) -> Const:
         """A key that comes before none."""
         if self.axis is not None:
-            return Const(self.count, i64)
+            return Const(self.most, i64)
         if self.x.dtype.kind == "string":
             return Const("", self.x.dtype)  # no other thread asks for it
         return Const(True) if self.x.dtype is boolean else worst(self.x.dtype, 0)
@@ -204,7 +210,7 @@ class _Items:
         if one is no slice."""
         k = self.k
         sign, position = k.var(i64, 0), k.var(i64, 0)
-        size = select((a < self.count) & (b < self.count), numel(self.rest), as_expr(0, i64))
+        size = select((a < self.count) & (b < self.count), elements_of(self.rest), as_expr(0, i64))
         with k.repeat((position[()] < k.let(size)) & sign[()].eq(0)):
             inner = unflatten_index(k.let(position[()]), self.rest)
             left = k.let(self.x[self.element(a, inner)])
@@ -245,7 +251,7 @@ class _Groups:
     def of(k: Collectives, items: _Items) -> _Groups:
         count = items.count
         keys, order = items.sorted()
-        number, starts = (k.alloc(i64, (count,), "scratch", n) for n in ("number", "starts"))
+        number, starts = (k.alloc(i64, (items.most,), "scratch", n) for n in ("number", "starts"))
         total = k.alloc(i64, (1,), "scratch", "total")
 
         def begins(_: Place, p: Expr) -> Expr:
@@ -280,12 +286,15 @@ class _Groups:
                 self.put(outputs, p, p)
             with k.when(p.eq(0)):
                 finish(self.total[0])
+        if not least(self.items.count):
+            with k.loop(1, "parallel"), k.when(as_expr(self.items.count, i64).eq(0)):
+                finish(as_expr(0, i64))
 
     def by_occurrence(self, outputs: tuple, finish: Callable[[Expr], None]) -> None:
         """Groups are numbered as their first items follow one another; `place` is that of an item,
         `renumbered` the new number of a group."""
-        k, count = self.k, self.items.count
-        place, renumbered = (k.alloc(i64, (count,), "scratch", n) for n in ("place", "renumbered"))
+        k, count, most = self.k, self.items.count, self.items.most
+        place, renumbered = (k.alloc(i64, (most,), "scratch", n) for n in ("place", "renumbered"))
         with k.loop(count, "parallel") as p:
             k.store(place, self.order[p], p)
 
