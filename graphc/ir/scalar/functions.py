@@ -110,14 +110,23 @@ _TANH = [-0.006104947533458471, 0.021003641188144684, -0.05385249853134155, 0.13
          -0.333333283662796]  # fmt: skip
 
 
+_EXP_TWICE = [0.2655238135984185, 0.6706500677540498, 1.3334061236913548, 1.9999557064552047,
+              1.9999993821373208, 1.0000000718663564]  # fmt: skip
+
+
 def tanh_f32(x: Expr, in_order: bool = False) -> Expr:
     """|x| + |x|**3 p(x**2) for small x, 1 - 2 / (e**2|x| + 1) above, with the sign of x, also that
-    of -0.0, which is put back in its bit."""
+    of -0.0, which is put back in its bit. The exponential is 2**n q(r) with n = round(2|x| / ln 2);
+    its error matters less, the larger it is, so one product takes n from |x|."""
     size = absolute(x)
     z = x * x
     small = fma(polynomial(z, _TANH) * z, size, size)
     clipped = select(size > 10.0, 10.0, size)  # from 9.02 on, the result is 1
-    large = 1.0 - 2.0 / (_exp_in_range(clipped + clipped, in_order) + 1.0)
+    shifted = fma(clipped, _f(2.8853900817779268), _f(MAGIC))
+    whole = bitcast(shifted, i32) - bitcast(_f(MAGIC), i32)
+    n = shifted - MAGIC if in_order else cast(whole, f32)
+    r = fma(n, _f(-0.34657359027997264), clipped)
+    large = 1.0 - 2.0 / fma(polynomial(r, _EXP_TWICE), _power_of_two(whole), 1.0)
     sign = bitcast(x, i32) & Const(i32.min, i32)
     return bitcast(bitcast(select(size < 0.625, small, large), i32) | sign, f32)
 
