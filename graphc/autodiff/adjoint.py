@@ -7,7 +7,8 @@ counts, even if it is infinite or NaN. A load at the bottom ends with terms that
 the gradient of its operand (transpose.py brings them there).
 
 Reductions: a sum hands its adjoint on. A maximum hands it to where it is reached, in equal parts,
-as PyTorch's amax does. A product multiplies by the product of the others, also if there are zeros.
+as PyTorch's amax does, or, of operators with the trait FIRST, to the first place, as its poolings
+do. A product multiplies by the product of the others, also if there are zeros.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dataclasses import dataclass, replace
 
 from graphc.autodiff.derivatives import partial
 from graphc.errors import UnsupportedError
+from graphc.ir.addresses import flatten_index
+from graphc.ir.dtypes import i32
 from graphc.ir.expr import (
     TRUE,
     Call,
@@ -26,6 +29,7 @@ from graphc.ir.expr import (
     Load,
     Reduce,
     as_expr,
+    cast,
     free_indices,
     select,
     substitute,
@@ -51,8 +55,9 @@ class Term:
         return free_indices(self.value) | free_indices(self.guard) | {*self.axes}
 
 
-def adjoints(body: Expr, seed: Expr) -> dict[Load, list[Term]]:
-    """The terms of every load of floats below `body`, whose own adjoint is `seed`."""
+def adjoints(body: Expr, seed: Expr, first: bool = False) -> dict[Load, list[Term]]:
+    """The terms of every load of floats below `body`, whose own adjoint is `seed`. That of a
+    maximum is for all elements that are equal to it, or the `first`."""
     terms: dict[Expr, list[Term]] = {body: [Term(seed)]}
     reached: dict[Load, list[Term]] = {}
     for node in reversed(list(walk(body))):
@@ -62,7 +67,7 @@ def adjoints(body: Expr, seed: Expr) -> dict[Load, list[Term]]:
                 reached[node] = own
             continue
         for term in own:
-            for child, below in _handed_on(node, term):
+            for child, below in _handed_on(node, term, first):
                 terms.setdefault(child, []).append(below)
     return reached
 
@@ -84,12 +89,12 @@ def _joined(one: Term, other: Term) -> Term:
     return Term(one.guarded + other.guarded, one.guard | other.guard, one.axes)
 
 
-def _handed_on(node: Expr, term: Term) -> Iterable[tuple[Expr, Term]]:
+def _handed_on(node: Expr, term: Term, first: bool) -> Iterable[tuple[Expr, Term]]:
     """What a node hands to its children of a term of its own adjoint."""
     if not node.dtype.is_float:
         return
     if isinstance(node, Reduce):
-        yield node.body, reduced(node, term)
+        yield node.body, reduced(node, term, first)
     elif isinstance(node, Call) and node.op.name == "select":
         condition, then, otherwise = node.args
         yield then, replace(term, guard=term.guard & condition)
@@ -119,17 +124,28 @@ def _is_read(node: Expr) -> bool:
     return isinstance(node, Load) and node.dtype.is_float
 
 
-def reduced(node: Reduce, term: Term) -> Term:
-    """The adjoint of what is reduced, from that of the reduction."""
+def reduced(node: Reduce, term: Term, first: bool = False) -> Term:
+    """The adjoint of what is reduced, from that of the reduction; of extremes, as in `adjoints`."""
     axes = (*term.axes, *node.axes)
     if node.op == "sum":
         return Term(term.value, term.guard, axes)
     if node.op in ("min", "max"):
         reaches = node.body.eq(node)
+        if first:
+            return Term(term.value, term.guard & _is_first(node, reaches), axes)
         return Term(term.value / _count(node, reaches), term.guard & reaches, axes)
     if node.op == "prod":
         return Term(term.value * _others(node), term.guard, axes)
     raise UnsupportedError(f"the reduction {node.op} has no derivative")
+
+
+def _is_first(node: Reduce, condition: Expr) -> Expr:
+    """Whether a term of a reduction is the first one that a condition holds of."""
+    again = {axis: Index(f"{axis.name}_f", axis.extent) for axis in node.axes}
+    extents = tuple(axis.extent for axis in node.axes)
+    number, other = (cast(flatten_index(tuple(x), extents), i32) for x in (again, again.values()))
+    found = select(substitute(condition, again), other, as_expr(i32.max, i32))
+    return number.eq(Reduce("min", found, tuple(again.values())))
 
 
 def _count(node: Reduce, condition: Expr) -> Expr:

@@ -37,7 +37,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
-from graphc.ir.opdef import OutIndex
+from graphc.ir.opdef import FIRST, OutIndex
 from graphc.ir.ops.generic import generic_op
 from graphc.ir.ops.helpers import choose
 from graphc.ir.simplify import bounds, simplify
@@ -95,6 +95,11 @@ def rebuilt(expr: Expr, replace: Callable[[Reduce], Expr]) -> Expr:
     return visit(expr) if reduces(expr) else expr
 
 
+def takes_first(op: Op) -> bool:
+    """Whether the gradient of a maximum is for the first of equal elements alone."""
+    return FIRST in op.defn.traits
+
+
 def contributions(
     b: Builder, op: Op, cotangents: Sequence[Value | None], wanted: Sequence[int]
 ) -> Mapping[int, list[Value]]:
@@ -112,7 +117,7 @@ def contributions(
         seed = sources.load(f"g{number}", cotangent, space)
         sources.reductions[body] = sources.load(f"y{number}", result, space)
         element = sources.reductions[body]
-        for load, reached in adjoints(body, seed).items():
+        for load, reached in adjoints(body, seed, takes_first(op)).items():
             if int(load.source) in wanted:
                 for term in reached:
                     kept = _reading(term, body, element, sources)

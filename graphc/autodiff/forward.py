@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from graphc.autodiff.contributions import Sources, rebuilt
+from graphc.autodiff.contributions import Sources, rebuilt, takes_first
 from graphc.autodiff.reverse import BODIES, require_static
 from graphc.autodiff.rules import as_products, inverse_transposed, scatter_slopes
 from graphc.autodiff.tangent import tangent
@@ -80,7 +80,7 @@ def _of_body(b: Builder, op: Op, number: int, given: Sequence[Value | None]) -> 
         return None if value is None else sources.load(f"t{load.source}", value, load.index)
 
     body = op_body(op, number)
-    expr = tangent(body, of_load)
+    expr = tangent(body, of_load, takes_first(op))
     if expr is None:
         return None
     space: tuple[Index, ...] = tuple(OutIndex.make(result.dims, number))  # type: ignore

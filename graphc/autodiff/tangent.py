@@ -9,22 +9,28 @@ from graphc.autodiff.derivatives import partial
 from graphc.ir.expr import Call, Const, Expr, Load, Reduce, cast, select, walk
 
 
-def tangent(body: Expr, of_load: Callable[[Load], Expr | None]) -> Expr | None:
-    """The tangent of `body`, given those of its loads; None if it is zero."""
+def tangent(
+    body: Expr, of_load: Callable[[Load], Expr | None], first: bool = False
+) -> Expr | None:
+    """The tangent of `body`, given those of its loads; None if it is zero. That of a maximum is the
+    mean of all elements that are equal to it, or the `first`."""
     known: dict[Expr, Expr | None] = {}
     for node in walk(body):
-        known[node] = _tangent(node, known, of_load) if node.dtype.is_float else None
+        known[node] = _tangent(node, known, of_load, first) if node.dtype.is_float else None
     return known[body]
 
 
 def _tangent(
-    node: Expr, known: dict[Expr, Expr | None], of_load: Callable[[Load], Expr | None]
+    node: Expr,
+    known: dict[Expr, Expr | None],
+    of_load: Callable[[Load], Expr | None],
+    first: bool,
 ) -> Expr | None:
     if isinstance(node, Load):
         return of_load(node)
     if isinstance(node, Reduce):
         below = known[node.body]
-        return None if below is None else _of_reduction(node, below)
+        return None if below is None else _of_reduction(node, below, first)
     if not isinstance(node, Call):
         return None
     if node.op.name == "select":
@@ -44,8 +50,8 @@ def _tangent(
     return total
 
 
-def _of_reduction(node: Reduce, below: Expr) -> Expr:
+def _of_reduction(node: Reduce, below: Expr, first: bool) -> Expr:
     """The sum of what the terms of a reduction change it by."""
-    term = reduced(node, Term(Const(1, node.dtype)))
+    term = reduced(node, Term(Const(1, node.dtype)), first)
     value = below if node.op == "sum" else below * term.value
     return Reduce("sum", Term(value, term.guard).guarded, node.axes)

@@ -114,6 +114,7 @@ class OpDef:
 
 
 REGISTRY: dict[tuple[str, str], OpDef] = {}
+FIRST = "first"  # the trait of what has the gradient of a maximum go to the first of equal elements
 
 
 def lookup(name: str, domain: str = "") -> OpDef:

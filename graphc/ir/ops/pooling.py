@@ -20,7 +20,7 @@ from graphc.ir.expr import (
     select,
     sqrt,
 )
-from graphc.ir.opdef import Float, Number, Operand, OutIndex, axes, linear, op
+from graphc.ir.opdef import FIRST, Float, Number, Operand, OutIndex, axes, linear, op
 from graphc.ir.types import Shape
 from graphc.ir.window import (
     POOL,
@@ -57,7 +57,7 @@ def _tap(
     return value if inside is TRUE else select(inside, value, otherwise)
 
 
-@op("MaxPool", infer=_max_pool_shape, outputs=None)
+@op("MaxPool", infer=_max_pool_shape, outputs=None, traits=(FIRST,))
 def max_pool(
     i: OutIndex, x: Number, *, kernel_shape: Sequence[int], storage_order: int = 0, **attrs: POOL
 ) -> Expr:
@@ -140,7 +140,7 @@ def global_average_pool(i: OutIndex, x: Float) -> Expr:
     return reduce("sum", x[i[:2] + k], k) / cast(count, x.dtype)
 
 
-@op("GlobalMaxPool", infer=_global_shape)
+@op("GlobalMaxPool", infer=_global_shape, traits=(FIRST,))
 def global_max_pool(i: OutIndex, x: Number) -> Expr:
     """Maximum over all spatial positions."""
     k = axes(*x.shape[2:])
