@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from graphc.autodiff.contributions import Sources, rebuilt, takes_first
+from graphc.autodiff.region_pooling import flat_shape, places_of_maxima, require_mean
 from graphc.autodiff.reverse import BODIES, require_static
 from graphc.autodiff.rules import as_products, inverse_transposed, scatter_slopes
 from graphc.autodiff.tangent import tangent
@@ -123,6 +124,21 @@ def _multiplied(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value
     return [made]
 
 
+def _aligned(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
+    """RoiAlign of the tangents of images: it is linear in these, unless it takes maxima."""
+    require_mean(op)
+    return _linear(b, op, given) if given[0] is not None else [None]
+
+
+def _pooled(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
+    """MaxRoiPool: the tangents of the first of the largest elements."""
+    if given[0] is None:
+        return [None]
+    places, is_there = places_of_maxima(b, op)
+    flat = b.Reshape(given[0], np.array(flat_shape(op.operand(0).tensor.static_shape)))
+    return [b.Where(is_there, b.GatherND(flat, places), b.constant(0, flat.tensor.dtype))]
+
+
 def _determinant(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
     """det(x) times the trace of inverse(x) @ tangent."""
     product = b.Mul(inverse_transposed(b, op.operand(0)), given[0])
@@ -137,5 +153,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("", "TopK"): _largest,
     ("", "ScatterND"): _scattered,
     ("", "ScatterElements"): _scattered,
+    ("", "RoiAlign"): _aligned,
+    ("", "MaxRoiPool"): _pooled,
     ("", "Det"): _determinant,
 }

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphc.autodiff.contributions import contributions
+from graphc.autodiff.region_pooling import aligned, pooled
 from graphc.autodiff.values import zeros_like
 from graphc.errors import UnsupportedError
 from graphc.ir.build import Builder
@@ -38,6 +39,10 @@ def _only(cotangents: Sequence[Value | None]) -> Value:
     value = cotangents[0]
     assert value is not None
     return value
+
+
+rule("RoiAlign")(aligned)
+rule("MaxRoiPool")(pooled)
 
 
 @rule("StopGradient", domain="graphc")

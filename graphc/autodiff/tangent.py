@@ -9,9 +9,7 @@ from graphc.autodiff.derivatives import partial
 from graphc.ir.expr import Call, Const, Expr, Load, Reduce, cast, select, walk
 
 
-def tangent(
-    body: Expr, of_load: Callable[[Load], Expr | None], first: bool = False
-) -> Expr | None:
+def tangent(body: Expr, of_load: Callable[[Load], Expr | None], first: bool = False) -> Expr | None:
     """The tangent of `body`, given those of its loads; None if it is zero. That of a maximum is the
     mean of all elements that are equal to it, or the `first`."""
     known: dict[Expr, Expr | None] = {}

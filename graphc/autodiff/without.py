@@ -9,8 +9,6 @@ DATA = "its result has a size that data decides"
 WITHOUT = {
     "Compress": DATA,
     "Unique": DATA,
-    "RoiAlign": "how many samples a bin has depends on data",
-    "MaxRoiPool": "which elements a bin holds depends on data",
     "graphc.TreeLeaves": "decisions of trees are steps",
 }
 

@@ -62,6 +62,7 @@ SAMPLE = [
     "lppool_2d_strides",
     "globalaveragepool",
     "globalmaxpool",
+    "roialign_aligned_true",
     "lrn",
     "reduce_mean_keepdims_random",
     "reduce_l2_keep_dims_random",
@@ -129,6 +130,9 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     return wide
 
 
+HELD = ("rois",)  # inputs that get no gradient, as in torchvision: regions of interest
+
+
 def prepared(name: str) -> tuple[Graph, list[np.ndarray]] | None:
     """A case as a graph of floats with their values; other inputs are constants, and so are those
     whose contents decide types. None if float64 goes nowhere."""
@@ -137,7 +141,7 @@ def prepared(name: str) -> tuple[Graph, list[np.ndarray]] | None:
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         return None
     wide = {k: a.astype(np.float64) if a.dtype == np.float32 else a for k, a in arrays.items()}
-    known = {k: a for k, a in wide.items() if a.dtype != np.float64}
+    known = {k: a for k, a in wide.items() if a.dtype != np.float64 or k in HELD}
     imported = graphc.import_onnx(widened(case.model))
     imported.output_types = []
     while True:

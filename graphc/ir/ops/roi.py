@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from graphc.errors import ModelError
@@ -11,7 +11,6 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Const,
     Expr,
-    Index,
     as_expr,
     call,
     cast,
@@ -23,10 +22,11 @@ from graphc.ir.expr import (
 )
 from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.imperative.sampling import Bin, Place, Sampled, Tap
-from graphc.ir.kernel import KernelBuilder
 from graphc.ir.opdef import Float, Int, Operand, axes, imperative
 from graphc.ir.ops.helpers import clamped
 from graphc.ir.types import Dim, TensorType
+
+Let = Callable[[Expr], Expr]  # gives a value a name
 
 
 def _max_roi_type(x: Operand, rois: Operand, *, pooled_shape: Sequence[int]) -> TensorType:
@@ -38,7 +38,18 @@ def _max_roi_type(x: Operand, rois: Operand, *, pooled_shape: Sequence[int]) -> 
     return TensorType(x.dtype, (rois.shape[0], x.shape[1], *pooled_shape))
 
 
-def _bin(o: Index, first: Expr, last: Expr, bins: int, extent: Dim) -> tuple[Expr, Expr]:
+def region_bin(
+    roi: Callable[[int], Expr], where: Sequence[Expr], pooled: Sequence[int], image: Sequence[Dim],
+    scale: float,
+) -> list[tuple[Expr, Expr]]:  # fmt: skip
+    """First element and end of a bin, `where` of those `pooled`, on each axis of an image. A region
+    has numbers (image, x1, y1, x2, y2)."""
+    x1, y1, x2, y2 = (floor(roi(n) * scale + 0.5) for n in range(1, 5))
+    sides = zip(where, (y1, x1), (y2, x2), pooled, image)
+    return [_bin(o, first, last, bins, extent) for o, first, last, bins, extent in sides]
+
+
+def _bin(o: Expr, first: Expr, last: Expr, bins: int, extent: Dim) -> tuple[Expr, Expr]:
     """Start and end of bin `o` of the `bins` that positions first..last are divided into."""
     size = maximum(last - first + 1, 1) / float(bins)
     start = floor(cast(o, size.dtype) * size) + first
@@ -64,13 +75,10 @@ def max_roi_pool(
 
     def largest(place: Place) -> Bin:
         region, *where = place
-        x1, y1, x2, y2 = (floor(rois[region, n] * spatial_scale + 0.5) for n in range(1, 5))
-        (top, bottom), (left, right) = (
-            tuple(map(k.let, _bin(o, first, last, bins, extent)))
-            for o, first, last, bins, extent in zip(
-                where, (y1, x1), (y2, x2), pooled_shape, x.shape[2:]
-            )
+        sides = region_bin(
+            lambda n: rois[region, n], where, pooled_shape, x.shape[2:], spatial_scale
         )
+        (top, bottom), (left, right) = (tuple(map(k.let, side)) for side in sides)
         image = k.let(clamped(rois[region, 0], x.shape[0]))
         filled = k.let((bottom > top) & (right > left))
         return Bin(
@@ -121,12 +129,11 @@ def roi_align(
         region, *where = place
         sides = []
         for axis, (o, bins) in enumerate(zip(where, (output_height, output_width))):
-            corners = [
-                cast(rois[region, 1 - axis + 2 * end], wide) * spatial_scale - 0.5 * half_pixel
-                for end in (0, 1)
-            ]
-            extent = x.shape[2 + axis]
-            side = _bin_samples(k, corners, o, bins, extent, sampling_ratio, half_pixel)
+            corners = [cast(rois[region, 1 - axis + 2 * end], wide) for end in (0, 1)]
+            side = bin_samples(
+                k.let, [corner * spatial_scale for corner in corners], o, bins, x.shape[2 + axis],
+                sampling_ratio, half_pixel,
+            )  # fmt: skip
             sides.append(replace(side, near=Const(0, i64)) if 0 in x.shape else side)
         image = k.let(clamped(batch_indices[region], x.shape[0]))
         down, across = sides
@@ -134,7 +141,7 @@ def roi_align(
 
         def taps(sample: Place) -> list[Tap]:
             at = tuple(k.let(side.position(n)) for n, side in zip(sample, sides))
-            return _neighbours(k, image, x.shape[2:], at)
+            return _neighbours(k.let, image, x.shape[2:], at)
 
         def finish(value: Expr) -> Expr:
             if mode == "avg":
@@ -159,7 +166,7 @@ def _largest(old: Expr, values: Sequence[Expr], sample: Place) -> Expr:
 
 
 @dataclass(frozen=True)
-class _Samples:
+class Samples:
     """The samples of a bin on one axis: `count` of them over a length of `size` from `start` on.
     All but `near` of them, from number `first` on, lie outside of the image, where they are 0."""
 
@@ -175,42 +182,53 @@ class _Samples:
         return self.start + (number + 0.5) * self.size / cast(self.count, self.size.dtype)
 
 
-def _bin_samples(
-    k: KernelBuilder, corners: list[Expr], o: Expr, bins: int, extent: int, ratio: int,
+def bin_samples(
+    let: Let, corners: Sequence[Expr], o: Expr, bins: int, extent: int, ratio: int,
     half_pixel: bool,
-) -> _Samples:  # fmt: skip
-    """The samples of bin `o`: `ratio`, or as many as it is elements long, be that millions."""
-    corner = k.let(corners[0])
-    size = corners[1] - corner
-    size = k.let((size if half_pixel else maximum(size, 1)) / float(bins))
-    start = k.let(corner + cast(o, size.dtype) * size)
+) -> Samples:  # fmt: skip
+    """The samples of bin `o`, between corners in elements: `ratio`, or as many as it is elements
+    long, be that millions."""
+    corner, end = (corner - 0.5 * half_pixel for corner in corners)
+    corner = let(corner)
+    size = end - corner
+    size = let((size if half_pixel else maximum(size, 1)) / float(bins))
+    start = let(corner + cast(o, size.dtype) * size)
     if ratio > 0:
         count = as_expr(ratio, i64)
-        return _Samples(start, size, count, Const(0, i64), count)
-    count = k.let(maximum(cast(ceil(size), i64), 0))
-    spacing = k.let(size / cast(count, size.dtype))
+        return Samples(start, size, count, Const(0, i64), count)
+    count = let(maximum(cast(ceil(size), i64), 0))
+    spacing = let(size / cast(count, size.dtype))
 
     def number(edge: Expr) -> Expr:
-        return k.let(minimum(maximum(cast(edge, i64), 0), count))
+        return let(minimum(maximum(cast(edge, i64), 0), count))
 
     first = number(floor((-1 - start) / spacing) - 1)
     after = number(ceil((extent - start) / spacing) + 1)
-    return _Samples(start, size, count, first, k.let(maximum(after - first, 0)))
+    return Samples(start, size, count, first, let(maximum(after - first, 0)))
 
 
-def _neighbours(k: KernelBuilder, image: Expr, extents: tuple, where: tuple) -> list[Tap]:
+def _neighbours(let: Let, image: Expr, extents: tuple, where: tuple) -> list[Tap]:
     """The four weighted neighbours of a position; weights are 0 where it is more than 1 outside."""
     inside = None
     per_axis = []
     for position, extent in zip(where, extents):
-        near = (position >= -1.0) & (position <= float(extent))
+        near, pair = weighted_pair(let, position, extent)
         inside = near if inside is None else inside & near
-        clamped = k.let(minimum(maximum(position, 0), float(extent - 1)))
-        low = k.let(cast(call("floor", clamped), i64))
-        high = k.let(minimum(low + 1, extent - 1))
-        weight = k.let(clamped - cast(low, position.dtype))
-        per_axis.append(((low, 1 - weight), (high, weight)))
+        per_axis.append(pair)
     rows, columns = per_axis
     return [
-        Tap(image, (r, c), k.let(select(inside, wr * wc, 0))) for r, wr in rows for c, wc in columns
+        Tap(image, (r, c), let(select(inside, wr * wc, 0))) for r, wr in rows for c, wc in columns
     ]
+
+
+def weighted_pair(
+    let: Let, position: Expr, extent: int
+) -> tuple[Expr, tuple[tuple[Expr, Expr], tuple[Expr, Expr]]]:
+    """Whether a position is at most 1 outside of an axis; the two elements next to it, each with
+    its weight."""
+    near = (position >= -1.0) & (position <= float(extent))
+    clamped = let(minimum(maximum(position, 0), float(extent - 1)))
+    low = let(cast(call("floor", clamped), i64))
+    high = let(minimum(low + 1, extent - 1))
+    weight = let(clamped - cast(low, position.dtype))
+    return near, ((low, 1 - weight), (high, weight))
