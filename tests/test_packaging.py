@@ -40,7 +40,7 @@ def test_hints_name_extras_that_there_are():
 
 
 def test_files_that_are_not_python_are_package_data():
-    line = re.search(r"^graphc = \[(.*)\]$", PROJECT, re.M)
+    line = re.search(r"^graphc = \[(.*?)\]$", PROJECT, re.M | re.S)
     assert line is not None
     globs = re.findall(r'"(.*?)"', line[1])
     package = ROOT / "graphc"
