@@ -170,6 +170,12 @@ def quantise(
         calibration, activations, whole, samples, left_out, keep_accuracy, classes, limits, weights
     )
     graph = prepared(source, shapes=shapes, dims=dims, values=values)
+    if limits is not None and graph.symbols:
+        first = min(graph.symbols)
+        raise ModelError(
+            f"RAM and flash depend on sizes, and {', '.join(sorted(graph.symbols))} is open: give "
+            f"each a size (--dim {first}=1, in Python dims={{{first!r}: 1}})"
+        )
     stream = samples_of(data, graph, samples)
     return _Run(graph, stream, options, threads, progress or (lambda text: None)).result()
 

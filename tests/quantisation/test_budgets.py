@@ -26,6 +26,11 @@ def test_what_does_not_fit_is_told(digits):
         graphc.quantise(model, data, dims={"N": 1}, ram=1024)
 
 
+def test_open_sizes_are_asked_for(digits):
+    with pytest.raises(graphc.ModelError, match="N is open: give each a size \\(--dim N=1"):
+        graphc.quantise(*digits, ram=1 << 20)
+
+
 def test_room_is_used_for_accuracy(digits):
     model, data = digits
     tight = graphc.quantise(model, data, dims={"N": 1}, whole=True)
