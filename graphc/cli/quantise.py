@@ -65,9 +65,10 @@ def add(commands: Any) -> None:
         "of it, or least relative entropy (default: %(default)s)")  # fmt: skip
     add("--activations", choices=TYPES, default="int8",
         help="the type of what layers read (default: %(default)s)")  # fmt: skip
-    add("--weights", choices=("int8", "int4"), default="int8",
+    add("--weights", choices=("int8", "int4", "float16"), default="int8",
         help="int4: weights of matrix products in 4 bits, all else stays float; for models bound "
-        "by the bytes of their weights (default: %(default)s)")  # fmt: skip
+        "by the bytes of their weights. float16: all weights in 16 bits, computed with in float32; "
+        "half the file, hardly any loss (default: %(default)s)")  # fmt: skip
     add("--integers", action="store_true",
         help="integers wherever there is an integer form, and as inputs and outputs")  # fmt: skip
     add("--float", metavar="LAYER", action="append", default=[],

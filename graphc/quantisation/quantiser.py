@@ -19,7 +19,7 @@ from graphc.observing import observe
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.manager.context import Context
 from graphc.passes.specialise import has_static_inputs, pin, type_symbolically
-from graphc.quantisation import four_bits, ranges, rewriting, rounding
+from graphc.quantisation import four_bits, half, ranges, rewriting, rounding
 from graphc.quantisation.budgets import Limits, Needs, most_that_fit, needs_of
 from graphc.quantisation.layers import Choice, Layer
 from graphc.quantisation.measuring import Accuracy, Comparison, decibels
@@ -39,6 +39,7 @@ LARGEST_BIAS = 1 << 29  # in units of a sum, which is of 32 bits
 ROOM = 1 << 30  # bytes of moments that are in memory at once
 PREPARING = "canonicalise, cse, dce"
 TYPES = {"int8": dtypes.i8, "uint8": dtypes.u8, "int16": dtypes.i16}
+WEIGHTS = ("int8", "int4", "float16")
 OLDEST = 13  # the opset with scales per channel; 16 bits need 21, which the exporter finds
 Note = Callable[[str], None]
 
@@ -102,10 +103,13 @@ class Options:
     weights: str = "int8"
 
     def __post_init__(self) -> None:
-        if self.weights not in ("int8", "int4"):
-            raise ModelError(f"weights must be one of int8, int4, found {self.weights!r}")
-        if self.weights == "int4" and (self.whole or self.keep_accuracy is not None):
-            raise ModelError("weights of int4 go without integers, budgets and keep_accuracy")
+        if self.weights not in WEIGHTS:
+            known = ", ".join(WEIGHTS)
+            raise ModelError(f"weights must be one of {known}, found {self.weights!r}")
+        if self.weights != "int8" and (self.whole or self.keep_accuracy is not None):
+            raise ModelError(
+                f"weights of {self.weights} go without integers, budgets and keep_accuracy"
+            )
         if self.keep_accuracy is not None and not 0 <= self.keep_accuracy <= 1:
             raise ModelError(
                 f"keep_accuracy is a share between 0 and 1, found {self.keep_accuracy!r}"
@@ -150,8 +154,9 @@ def quantise(
 
     Weights become int8 with a scale per output channel, what layers read `activations`: "int8",
     "uint8" or "int16". With `weights` "int4", those of matrix products become int4 with a scale for
-    32 of them, and all else stays float. `calibration` is how ranges are chosen: "minmax",
-    "percentile", "mse" or "entropy". With `whole`, every operator that has an integer form is
+    32 of them, and all else stays float; with "float16" all constants of two dimensions or more are
+    stored as that, and what is computed stays float32. `calibration` is how ranges are chosen:
+    "minmax", "percentile", "mse" or "entropy". With `whole`, every operator with an integer form is
     quantised, and inputs and outputs are integers: what microcontrollers want. Layers named in
     `left_out` stay float.
 
@@ -227,8 +232,8 @@ class _Run:
         return Choice(graph, self.options.whole, frozenset(left_out))
 
     def result(self) -> Quantised:
-        if self.options.weights == "int4":
-            return self._of_four_bits()
+        if self.options.weights != "int8":
+            return self._of_weights_alone()
         self.note("observing values")
         statistics = self._statistics()
         self.note("rounding weights")
@@ -257,28 +262,43 @@ class _Run:
             choice.graph, reports, outputs, comparison.accuracy, self.data.taken, left_out, needs
         )
 
-    def _of_four_bits(self) -> Quantised:
-        """Weights of 4 bits in matrix products, all else as it is."""
-        choice, rows = self._chosen(self.options.left_out), []
-        chosen = [layer.name for layer in four_bits.fitting(choice)]
-        layers = [layer for layer in choice.layers if layer.name in chosen]
+    def _of_weights_alone(self) -> Quantised:
+        """Narrow weights, all else as it is."""
+        choice = self._chosen(self.options.left_out)
         self.note("rounding weights")
-        for layer, moments in self._each_with_moments(layers):
-            assert moments is not None
-            rows.append((layer, four_bits.put(choice, layer, moments)))
+        if self.options.weights == "int4":
+            bits, steps = 4, self._four_bits(choice)
+        else:
+            bits, steps = 16, self._halved(choice)
         take_back(choice.graph)
         self.note("measuring")
         ratios, comparison = self._measured(choice)
         reports = [
-            LayerReport(layer.name, layer.op.name, 4, 32, scale, ratios[layer.end.name])
-            for layer, scale in rows
+            LayerReport(layer.name, layer.op.name, bits, 32, step, ratios[layer.end.name])
+            for layer, step in steps.items()
         ]
         outputs = {name: comparison.decibels(name) for name in comparison.squares}
-        left_out = [layer.name for layer in choice.layers if layer.name not in chosen]
+        left_out = [layer.name for layer in choice.layers if layer not in steps]
         return Quantised(
             choice.graph, reports, outputs, comparison.accuracy, self.data.taken,
             [*self.options.left_out, *left_out],
         )  # fmt: skip
+
+    def _four_bits(self, choice: Choice) -> dict[Layer, float]:
+        """Gives matrix products weights of 4 bits; the mean of their scales."""
+        steps = {}
+        for layer, moments in self._each_with_moments(four_bits.fitting(choice)):
+            assert moments is not None
+            steps[layer] = four_bits.put(choice, layer, moments)
+        return steps
+
+    def _halved(self, choice: Choice) -> dict[Layer, float]:
+        """Stores constants in float16, but weights of layers that are left out."""
+        names = {layer: layer.op.operand(1).name for layer in choice.layers}
+        everything = Choice(choice.graph).layers
+        kept = {layer.op.operand(1).name for layer in everything} - set(names.values())
+        halved = half.put(choice.graph, kept)
+        return {layer: 1.0 for layer, name in names.items() if name in halved}
 
     def _built(
         self, statistics: Mapping[str, Statistics], weights: Mapping[str, Weights],
