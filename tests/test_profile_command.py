@@ -277,8 +277,23 @@ def test_the_log_of_a_bundle_is_shown(capsys, tmp_path, bundle):
     assert "no line has the form" in refused(capsys, *argv)
 
 
-def test_a_microcontroller_needs_a_log(capsys):
+def test_a_microcontroller_is_timed_by_counting(capsys):
+    """By the emulator, or without one by the kernels."""
+    argv = ["profile", DIGITS, "--dim", "N=1", "--target", "c", "--chip", "stm32l4r5"]
+    data = json.loads(ok(capsys, *argv, "--json"))
+    assert "within" in data["times"] and len(data["layers"]) == 6
+    slow, fast = (
+        sum(x["ms"] for x in json.loads(ok(capsys, *argv, "--mhz", f, "--json"))["layers"])
+        for f in ("60", "120")
+    )
+    assert slow == pytest.approx(2 * fast, rel=1e-3) and 0.1 < fast < 100
+    assert f"times: {data['times']}" in ok(capsys, *argv)
+
+
+def test_a_microcontroller_needs_options(capsys):
     argv = ["profile", DIGITS, "--dim", "N=1", "--target", "c"]
-    assert "--log LOG.txt --mhz F" in refused(capsys, *argv)
+    told = refused(capsys, *argv)
+    assert "--log LOG.txt --mhz F" in told and "--chip CHIP" in told
+    assert "--mhz F" in refused(capsys, *argv, "--log", "x")
     assert "missing.txt" in refused(capsys, *argv, "--log", "missing.txt", "--mhz", "1")
     assert "above 0" in refused(capsys, *argv, "--log", "x", "--mhz", "0")

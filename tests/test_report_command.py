@@ -107,6 +107,12 @@ def test_the_log_of_a_device_gives_times(capsys, tmp_path):
     assert "no line has the form" in refused(capsys, "report", DIGITS, *options, "--json")
 
 
+def test_instructions_of_a_microcontroller_give_times():
+    data = report(DIGITS, "--target", "c", "--cpu", "cortex-m4", "--mhz", "100")
+    assert "within" in data["about"]["times"]
+    assert all(step["seconds"] > 0 for step in data["steps"])
+
+
 # ---------------------------------------------------------------- code
 
 

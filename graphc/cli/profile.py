@@ -43,9 +43,10 @@ after each step. What a reading costs is measured and subtracted. Whole runs are
 readings, by turns with timed ones. Steps that run on several threads are timed on the thread that
 calls. Open dimensions have to be given the sizes that the model is used with.
 
-With --target c the log of a device is shown, or of an emulator: that of firmware which is built
-with -DNAME_PROFILE and prints `profile LAYER COUNT NAME` after each layer, the counts of a timer.
-Least times are those of --machine."""
+With --target c, --chip or --mhz give the times of layers on a microcontroller by the instructions
+that an emulator counts; --log shows the log of a device: of firmware that is built with
+-DNAME_PROFILE and prints `profile LAYER COUNT NAME` after each layer, the counts of a timer. Least
+times are those of --machine."""
 
 EPILOG = examples(
     ("graphc profile model.onnx", "where the time goes"),
@@ -54,6 +55,7 @@ EPILOG = examples(
     ("graphc profile model.onnx --streams 4 --seconds 10", "four threads that each run it"),
     ("graphc profile model.onnx --trace t.json", "for ui.perfetto.dev, a slice for each step"),
     ("graphc profile model.onnx --runs 50 --json", "as data"),
+    ("graphc profile model.onnx --target c --chip stm32l4r5", "on a microcontroller, by counting"),
     (
         "graphc profile model.onnx --target c --cpu cortex-m4 --log log.txt --mhz 168",
         "the times that a microcontroller printed",
@@ -114,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _logged(model: Model, target: Target, args: argparse.Namespace) -> int:
-    """Shows what the log of a device tells. Least times are shown of peaks that are given."""
+    """Shows what layers take on a device. Least times are shown of peaks that are given."""
     from graphc.analysis.roofline import parse_peaks
     from graphc.analysis.text import duration
     from graphc.cli.output import progress
@@ -125,16 +127,18 @@ def _logged(model: Model, target: Target, args: argparse.Namespace) -> int:
     with progress(f"compiling {model.path.name} for {target.name}"):
         told = target.logged(Job(model, target, settings(args, target)))
     if told is None:
-        raise UnsupportedError(f"target {target.name!r} does not time its steps")
-    steps = logged_times(*told, parse_peaks(args.machine) if args.machine else None)
+        raise UnsupportedError(f"target {target.name!r} {target.untimed}")
+    steps = logged_times(told, parse_peaks(args.machine) if args.machine else None)
     total = sum(step.seconds for step in steps)
     if args.json:
         rows = [row(step, total) for step in steps]
-        print(json.dumps({"model": model.path.stem, "target": target.name, "layers": rows}))
+        print(json.dumps({"model": model.path.stem, "target": target.name, "times": told.how,
+                          "layers": rows}))  # fmt: skip
         return 0
     lines = [table_of(steps, None if args.all else TOP), "", regimes(steps)]
-    calls = len(told[0].calls)
-    print("\n".join([*filter(None, lines), f"{len(steps)} of {calls} layers: {duration(total)}"]))
+    calls = len(told.program.calls)
+    lines += [f"{len(steps)} of {calls} layers: {duration(total)}", f"times: {told.how}"]
+    print("\n".join(filter(None, lines)))
     return 0
 
 

@@ -23,13 +23,11 @@ from graphc.cli.options import (
 from graphc.errors import ModelError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from graphc.cli.models import Model
     from graphc.ir.machine import Peaks
-    from graphc.ir.program import Program
     from graphc.report.gathered import Data
     from graphc.report.measuring import Measured
+    from graphc.report.profile import Logged
     from graphc.report.trace import Trace
     from graphc.runtime.compiled import CompiledModel
     from graphc.runtime.readings import Recorder
@@ -42,7 +40,8 @@ is in, its kernels and their code (LLVM and assembly, C, or CUDA). Colours show 
 distance from the roofline, operations, bytes, and accuracy. Then there are tables that sort and
 filter, the memory over time, the roofline, what limits the model, and the three cheapest remedies.
 
-Times are measured on the CPU for --seconds; with 0, and for other targets, the page has the least
+Times are measured on the CPU for --seconds. For a microcontroller they are those that its log tells
+(--log), or by the instructions that an emulator counts (--chip, --mhz). Else the page has the least
 times by the roofline. Open dimensions count as 1. With --against, two reports stand side by side: a
 model and its quantised copy, or two versions of graphc by the JSON of an earlier report."""
 
@@ -51,7 +50,7 @@ EPILOG = examples(
     ("graphc report model.onnx --threads 1 --dim batch=8 -o report.html", "at a size, on one core"),
     ("graphc report model.onnx --against q.onnx -o both.html", "next to its quantised copy"),
     ("graphc report model.onnx --json --seconds 0", "the data, nothing measured"),
-    ("graphc report model.onnx --target c --cpu cortex-m4 -o mcu.html", "for a microcontroller"),
+    ("graphc report model.onnx --target c --chip stm32l4r5 -o mcu.html", "for a microcontroller"),
     ("graphc report model.onnx --phases phases -o report.html",
      "and ONNX files of each phase, with JSON for Model Explorer"),
 )  # fmt: skip
@@ -143,6 +142,7 @@ def gathered(args: argparse.Namespace, accuracy: Data) -> Data:
     from graphc.passes.specialise import specialise
     from graphc.report.answers import Record
     from graphc.report.gathered import Gathering
+    from graphc.report.profile import logged_medians, medians
     from graphc.report.remedies import told
     from graphc.report.trace import Trace
     from graphc.runtime.readings import Recorder
@@ -159,27 +159,22 @@ def gathered(args: argparse.Namespace, accuracy: Data) -> Data:
         "open_dims": {name: model.dims[name] for name in opened if name in model.dims},
         "measured": measured and _runs(measured),
     }  # fmt: skip
-    times = _times(model, target, args, trace, measured)
+    logged = _logged(model, target, args)
+    if logged:
+        about["times"] = logged.how
+    times = list(medians(measured)) if measured else []
+    times += [(trace.programs[0], logged_medians(logged))] if logged else []
     with progress(f"gathering what is known of {model.path.name}"):
         record = Record(model.graph, trace, peaks)
         report = Gathering(record, shaped, target.kernel_code, times, accuracy).data(about)
     return {**report, **told(report)}
 
 
-def _times(
-    model: Model, target: Target, args: argparse.Namespace, trace: Trace, measured: Measured | None
-) -> list[tuple[Program, np.ndarray]]:
-    """What steps took: here, or as the log of a device tells."""
+def _logged(model: Model, target: Target, args: argparse.Namespace) -> Logged | None:
+    """What steps take on a device, where options say how to know."""
     from graphc.cli.runs import Job
-    from graphc.report.profile import logged_medians, medians
 
-    if measured:
-        return list(medians(measured))
-    if not (target.alone and args.log):
-        return []
-    logged = target.logged(Job(model, target, settings(args, target)))
-    assert logged is not None
-    return [(trace.programs[0], logged_medians(*logged))]
+    return target.logged(Job(model, target, settings(args, target))) if target.alone else None
 
 
 def _about(model: Model, target: Target, args: argparse.Namespace, peaks: Peaks | None) -> Data:

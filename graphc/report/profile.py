@@ -24,6 +24,7 @@ from graphc.report.measuring import Measured
 from graphc.runtime.readings import Reading, Timed
 
 PERCENTILES = (50, 90, 99)
+ON_A_DEVICE = "the log of a device"
 KINDS = {Step: "kernel", Copy: "copy", While: "loop", If: "branch", Count: "size"}
 
 
@@ -163,23 +164,32 @@ def medians(measured: Measured) -> Iterator[tuple[Program, np.ndarray]]:
         yield timed.program, np.array([np.median(counts[:, 1], axis=0), seconds])
 
 
-def logged_times(
-    program: Program, seconds: Sequence[Sequence[float]], peaks: Peaks | None
-) -> list[StepTime]:
-    """The calls of a program, of each of which a log tells the seconds of its runs."""
-    costs = Costs(known(program), peaks)
+@dataclass(frozen=True)
+class Logged:
+    """A program and, for each of its calls in order, the seconds of its runs on another machine;
+    `how` they are known."""
+
+    program: Program
+    seconds: Sequence[Sequence[float]]
+    how: str = ON_A_DEVICE
+
+
+def logged_times(logged: Logged, peaks: Peaks | None) -> list[StepTime]:
+    """The calls of a program that runs elsewhere."""
+    costs = Costs(known(logged.program), peaks)
     return [
         costs.step(step, float(calls), float(taken))
         for step, calls, taken in zip(
-            ending(costs.program.steps), *logged_medians(program, seconds), strict=True
+            ending(costs.program.steps), *logged_medians(logged), strict=True
         )
         if calls
     ]
 
 
-def logged_medians(program: Program, seconds: Sequence[Sequence[float]]) -> np.ndarray:
-    """As `medians`, of a program of whose calls a log tells the seconds of their runs. Without
-    loops a layer runs once in each run, else the log is taken to be of one run."""
+def logged_medians(logged: Logged) -> np.ndarray:
+    """As `medians`, of a program that runs elsewhere. Without loops a layer runs once in each run,
+    else what is told is taken to be of one run."""
+    program, seconds = logged.program, logged.seconds
     steps = list(ending(program.steps))
     in_order = not any(isinstance(step, While) for step in program.steps)
     times = np.zeros((2, len(steps)))

@@ -87,7 +87,8 @@ def _time(facts: Facts) -> Iterator[str]:
         return
     shares = {name: facts.bound(name) / facts.total for name in BOUNDS}
     top = max(shares, key=lambda name: shares[name])
-    kind = "measured time" if facts.measured else "least time by the roofline"
+    told = "time" if facts.about.get("times") else "measured time"
+    kind = told if facts.measured else "least time by the roofline"
     yield (
         f"{100 * shares[top]:.0f}% of the {kind} ({duration(facts.total)}) is in steps that are "
         f"bound by {BOUNDS[top]}."

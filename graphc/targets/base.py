@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from graphc.passes.lower.program import Conventions, Strategy
     from graphc.passes.manager.base import Pass
     from graphc.provenance import Provenance
+    from graphc.report.profile import Logged
     from graphc.runtime.compiled import CompiledModel
     from graphc.runtime.plans import CompileStatic, Executable
     from graphc.runtime.readings import Recorder
@@ -151,9 +152,11 @@ class Target:
         what it found; None: there is none."""
         return None
 
-    def logged(self, job: Job) -> tuple[Program, list[list[float]]] | None:
-        """The program of a model and, for each of its calls in order, the seconds that the log of a
-        device tells of it, one after the other; None where programs are timed here."""
+    untimed = "does not time its steps"
+
+    def logged(self, job: Job) -> Logged | None:
+        """What the calls of a model's program take on another machine, as options say how to know;
+        None if none does, or programs are timed here. `untimed` tells what to do then."""
         return None
 
     # ---------------------------------------------------------------- from graphs to programs

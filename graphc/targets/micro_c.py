@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphc.errors import ModelError, UnsupportedError
+from graphc.errors import ModelError
 from graphc.targets.base import PREPARING, Job, Target, nonnegative, option, register_target
 from graphc.targets.training import Trains
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from graphc.ir.machine import Machine
     from graphc.ir.program import Program
     from graphc.passes.lower.program import Conventions, Strategy
+    from graphc.report.profile import Logged
     from graphc.runtime.plans import Executable
 
 CPUS = ("generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "rv32")
@@ -118,13 +119,13 @@ class MicroC(Trains):
         commands=("profile", "report"),
     )  # fmt: skip
     mhz: float | None = option(
-        None, "the clock of the processor: to inspect, show the time of every layer; to profile, "
-        "counts of the device's timer in a microsecond", type=float, what="a number above 0",
+        None, "the clock of the processor: show the time of every layer, by its instructions; with "
+        "--log, counts of the device's timer in a microsecond", type=float, what="a number above 0",
         metavar="F", read=frequency, commands=("profile", "inspect", "report"),
     )  # fmt: skip
     chip: str | None = option(
         None, "show times on this chip, with what reads of its flash take (implies its --cpu and "
-        "--mhz)", choices=CHIPS, commands=("inspect",),
+        "--mhz)", choices=CHIPS, commands=("profile", "inspect", "report"),
     )  # fmt: skip
 
     name = "c"
@@ -341,15 +342,33 @@ class MicroC(Trains):
             given = [feeds[name] for name, _ in program.inputs]
             return timing_of(program, given, self.code(), mhz, chip)
 
-    def logged(self, job: Job) -> tuple[Program, list[list[float]]]:
-        from graphc.backends.micro_c.profile_log import read_profile
+    untimed = (
+        "is timed by counting its instructions, with --chip CHIP or --cpu CPU --mhz F; or on a "
+        "device: build with -DNAME_PROFILE, and give what it prints and the speed of its counter "
+        "with --log LOG.txt --mhz F (the header says which lines)"
+    )
 
-        if self.log is None or self.mhz is None:
-            raise UnsupportedError(
-                "target 'c' is timed on its device: build with -DNAME_PROFILE, and give what it "
-                "prints and the speed of its counter with --log LOG.txt --mhz F (the header says "
-                "which lines)"
-            )
+    def logged(self, job: Job) -> Logged | None:
+        from graphc.report.profile import Logged
+
+        if self.log is not None:
+            return self._read_log(job)
+        if self.mhz is None and self.chip is None:
+            return None
+        program = job.program()
+        timing = self._timing(job, program)
+        assert timing is not None
+        taken = [timing.seconds(layer.cycles.total) for layer in timing.layers]
+        how = f"{timing.how}, within {100 * timing.error:.0f}%"
+        return Logged(program, [[seconds] for seconds in taken[: len(program.calls)]], how)
+
+    def _read_log(self, job: Job) -> Logged:
+        from graphc.backends.micro_c.profile_log import read_profile
+        from graphc.report.profile import Logged
+
+        assert self.log is not None
+        if self.mhz is None:
+            raise ModelError("--log: give the speed of the counter too, as --mhz F")
         try:
             text = Path(self.log).read_text(errors="replace")
         except OSError as error:
@@ -359,7 +378,7 @@ class MicroC(Trains):
             counts = read_profile(text, program)
         except ModelError as error:
             raise ModelError(f"--log {self.log}: {error}") from error
-        return program, [[count / self.mhz * 1e-6 for count in taken] for taken in counts]
+        return Logged(program, [[n / self.mhz * 1e-6 for n in taken] for taken in counts])
 
     def compared(self, job: Job, feeds: Mapping[str, Any], rtol: float | None) -> int | None:
         """Names the first layer that a device's log has otherwise than the host."""

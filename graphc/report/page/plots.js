@@ -31,10 +31,12 @@ function overviewTab(R) {
   const about = R.about, run = about.measured, whole = total(R);
   const card = (title, value, more) => el("div", { class: "card" }, el("h3", {}, title), el("b", {}, value), el("small", {}, more));
   const arena = Math.max(0, ...R.arenas.map((a) => a.bytes));
+  const least = sum(R.steps.map((s) => s.least));
+  const how = [about.times, least ? `the roofline allows ${seconds(least)}` : ""].filter(Boolean).join("; ");
   const cards = [
     run ? card("A run", seconds(run.run), `median of ${run.rounds}; 90% under ${seconds(run.latencies.p90)}`) : null,
     card(measured(R) ? "Compiled steps" : "At least", whole ? seconds(whole) : "unknown",
-      measured(R) ? `the roofline allows ${seconds(sum(R.steps.map((s) => s.least)))}` : "by the roofline; nothing was measured"),
+      measured(R) ? how : "by the roofline; nothing was measured"),
     card("Operations", quantity(sum(R.steps.map((s) => s.flops))), `${bytes(sum(R.steps.map((s) => s.bytes)))} moved`),
     card("Arena", bytes(arena), `at least ${bytes(Math.max(0, ...R.arenas.map((a) => a.lower_bound)))}`),
     card("Constants", bytes(sum(R.arenas.map((a) => a.constants))), "weights, packed"),
