@@ -6,6 +6,7 @@ from graphc.ir.program import Program
 from graphc.ir.text.printer import print_program, program_constants
 from graphc.ir.text.program_parser import parse_program
 from graphc.ir.verify.programs import verify_program
+from graphc.targets.plain import Plain
 
 CONVOLUTIONS = """graph @g(%x: f32[1,5,13,11]) -> ? {
   const %w : f32[18,5,3,3] = random(seed=1)
@@ -29,3 +30,11 @@ def check_program(program: Program) -> None:
     assert print_program(again) == text
     assert again.kernels == program.kernels and again.steps == program.steps
     assert again.quantisation == program.quantisation and again.resident == program.resident
+
+
+class WithoutFlow(Plain):
+    """A target whose programs are calls in order, without loops and branches around them."""
+
+    name = "without-flow"
+    control_flow = False
+    counts = False

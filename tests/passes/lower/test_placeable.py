@@ -1,6 +1,7 @@
 """What no program can hold is refused by the name of its node, whatever the form asked for."""
 
 import pytest
+from programs import WithoutFlow
 
 from graphc.driver import program_for
 from graphc.errors import UnsupportedError
@@ -32,7 +33,7 @@ COMPLEX = """graph @g(%x: c64[3]) -> ? {
 def test_control_flow_is_refused_by_targets_that_have_none():
     message = r'Loop "again": its branch or trip count depends on data.*--set'
     with pytest.raises(UnsupportedError, match=message):
-        program_for(specialise(parse_graph(LOOP)), "cuda")
+        program_for(specialise(parse_graph(LOOP)), WithoutFlow())
 
 
 @pytest.mark.parametrize("target", ["cpu", "c", "cuda", "plain"])
