@@ -17,7 +17,7 @@ from commands import ok, refused
         (["ver"], {"verify"}),
         (["compile", "--tar"], {"--target"}),
         (["compile", "--target", ""], {"cpu", "cuda", "c", "plain"}),
-        (["quantise", "m.onnx", "--weights", ""], {"int8", "int4"}),
+        (["quantise", "m.onnx", "--weights", ""], {"int8", "int4", "float16"}),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
