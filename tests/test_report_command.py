@@ -145,15 +145,17 @@ def remedies(data: dict, **about) -> list[str]:
 def test_remedies_follow_from_what_limits():
     options = ["--threads", "1", "--seconds", "0"]
     bound = {
-        peaks: report(DIGITS, *options, "--machine", peaks) for peaks in ("1,1000", "100000,0.01")
+        peaks: report(DIGITS, *options, "--machine", peaks)
+        for peaks in ("1,1000", "100000,0.01", "10,1")
     }
-    slow, narrow = bound.values()
+    slow, narrow, both = bound.values()
     assert "arithmetic" in slow["limits"][0] and "bandwidth" in narrow["limits"][0]
     assert remedies(slow, cores=1, int8_flops=None) == []
     assert remedies(slow, cores=4, int8_flops=None) == ["--threads 4"]
     quantise = "graphc quantise MODEL --data DATA -o q.onnx"
     assert remedies(slow, cores=4, int8_flops=4e9) == ["--threads 4", quantise]
     assert quantise in remedies(narrow, cores=1)
+    assert remedies(both, cores=1, int8_flops=4e10).count(quantise) == 1, "for two reasons"
     assert quantise not in remedies(narrow, cores=1, quantised=True)
     gains = [remedy["gain"] for remedy in narrow["remedies"]]
     assert len(gains) <= 3 and all(0.02 <= gain <= 1 for gain in gains)

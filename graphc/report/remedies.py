@@ -42,10 +42,14 @@ def told(report: Data) -> Data:
     facts = Facts(report)
     found = [r for make in REMEDIES for r in make(facts) if r.gain >= LEAST]
     found.sort(key=lambda r: (r.effort, -r.gain))
+    by_title: dict[str, Remedy] = {}  # each by its largest gain
+    for remedy in found:
+        by_title.setdefault(remedy.title, remedy)
     return {
         "limits": [*_time(facts), *_outside(facts), *_memory(facts)],
         "remedies": [
-            {"title": r.title, "text": r.text, "gain": r.gain, "of": r.of} for r in found[:NAMED]
+            {"title": r.title, "text": r.text, "gain": r.gain, "of": r.of}
+            for r in list(by_title.values())[:NAMED]
         ],
     }  # fmt: skip
 
