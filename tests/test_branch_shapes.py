@@ -99,6 +99,27 @@ def by_onnx_runtime(source: str, inputs: list[np.ndarray]) -> list[np.ndarray]:
     return session.run(None, dict(zip([x.name for x in session.get_inputs()], inputs)))
 
 
+OPEN_RATES = (
+    RATES.replace("float[1,512] x", "float[N,S] x")
+    .replace("float[1,8] h", "float[N,8] h")
+    .replace("float[1,4,31] a", "float[A,B,C] a")
+    .replace("float[1,4,31] b", "float[D,E,F] b")
+)
+
+
+@pytest.mark.parametrize("target", ["cpu", "c"])
+def test_one_program_has_both_at_all_sizes(target):
+    compiled = graphc.compile(
+        model(OPEN_RATES), target, dims={"N": (1, 8), "S": (512, 1024)}, specialise="any"
+    )
+    weights = [floats(4, 1, 32), floats(4, 1, 16), floats(4, 8)]
+    for batch, samples in ((1, 512), (3, 601), (8, 1024)):
+        for rate in (16000, 8000):
+            inputs = [floats(batch, samples), np.array(rate), floats(batch, 8), *weights]
+            assert_same(compiled.run(inputs), by_onnx_runtime(OPEN_RATES, inputs), 1e-5, target)
+    assert [made.is_general for made in compiled.executables()] == [True]
+
+
 @pytest.mark.parametrize("target", ["cpu", "c"])
 @pytest.mark.parametrize("name", CASES)
 def test_one_program_has_both(name, target):

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from graphc.ir.graph import Op, Region, Value, clone_region, copy_op
 from graphc.ir.ops.failing import failure
-from graphc.ir.types import TensorType
 from graphc.passes.control_flow import LIMIT, size_of
 
 
 def differ(op: Op) -> bool:
     """Whether both branches of an If are typed, and give tensors of different types."""
     results = [region.results for region in op.regions]
-    types = [v.type for values in results for v in values]
-    known = all(isinstance(type, TensorType) and type.is_static for type in types)
+    known = all(v.is_ranked for values in results for v in values)
     if not known or any(map(failure, op.regions)):
         return False
     return any(a.type != b.type for a, b in zip(*results))

@@ -242,7 +242,7 @@ class TypeInference:
 
     def sinks_users(self, op: Op) -> bool:
         """Puts what follows an If into its branches, if these have results of different types."""
-        if self.symbolic or not self.may_rewrite or not branches.differ(op):
+        if not self.may_rewrite or not branches.differ(op):
             return False
         if not branches.sink_users(op):
             return False
