@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphc.errors import ModelError, UnsupportedError
-from graphc.targets.base import PREPARING, Build, Job, Rounding, register_target
+from graphc.targets.base import PREPARING, Build, Job, Rounding, option, register_target
 from graphc.targets.training import Trains
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ class Cpu(Rounding, Trains):
     control_flow = True
     records = True
 
+    exact: bool = option(
+        False, "convolve by direct products alone, not by Winograd's algorithm, whose rounding "
+        "errors are larger", type=bool, what="true or false",
+    )  # fmt: skip
+
     @cached_property
     def machine(self) -> Machine:
         from graphc.backends.llvm_cpu.machine import host_machine
@@ -50,7 +55,7 @@ class Cpu(Rounding, Trains):
     def strategies(self) -> Sequence[Strategy]:
         from graphc.backends.llvm_cpu.strategies import strategies
 
-        return strategies(self.machine)
+        return strategies(self.machine, self.exact)
 
     def conventions(self) -> Conventions:
         from graphc.backends.llvm_cpu.strategies import conventions

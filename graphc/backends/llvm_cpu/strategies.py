@@ -15,16 +15,20 @@ from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
 from graphc.passes.lower.strategies.register_tiles import lower_register_tiles
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
+from graphc.passes.lower.strategies.winograd import lower_winograd
 
 
-def strategies(machine: Machine) -> Sequence[Strategy]:
-    """Contractions, whole and in blocks, where they match, loop nests elsewhere."""
+def strategies(machine: Machine, exact: bool = False) -> Sequence[Strategy]:
+    """Convolutions by Winograd's algorithm, unless they are to be `exact`, and contractions, whole
+    and in blocks, where they match; loop nests elsewhere."""
     widened = frozenset((f16, bf16) if machine.has(HALVES) else (bf16,))
     contraction = RegisterTileOptions(
         machine.vector_bytes, machine.registers, machine.caches[1], widened=widened
     )
     nest = NestOptions(vector_bytes=machine.vector_bytes)
+    fast = [] if exact else [partial(lower_winograd, options=contraction)]
     return [
+        *fast,
         partial(lower_register_tiles, options=contraction),
         partial(lower_block_tiles, options=contraction),
         nest_strategy(nest),

@@ -78,7 +78,7 @@ def _classify(core: Core) -> Windows | str:
     hole, factors = core.hole, _factors(core.hole)
     for a, b in (factors, factors[::-1]) if len(factors) == 2 else ((hole.term, None),):
         core.a, core.b = simplify(flatten_loads(a, core.shapes)), b
-        slides = _slides(core)
+        slides = slides_of(core)
         if not slides or not loads(core.a):
             continue
         taps = max(s.axis.count for s in slides)
@@ -97,8 +97,9 @@ def _factors(hole: Reduce) -> tuple[Expr, ...]:
     return (term,)
 
 
-def _slides(core: Core) -> list[Slide]:
-    """The pairs of indices that slide, in the order of the output's indices."""
+def slides_of(core: Core) -> list[Slide]:
+    """The pairs of indices that slide, in the order of the output's indices. The loads of `a` must
+    be flat."""
     fixed = free_indices(core.b) if core.b is not None else frozenset()
     left, slides = list(core.hole.axes), []
     for index in core.indices[:-1]:

@@ -169,7 +169,7 @@ class TileEmitter:
         *outer_rows, tiled = self.rows or [Index("m", 1)]
         outer = [*match.outer, *outer_rows]
         segments = row_tiles(tiled.extent, self.plan.row_tile)
-        panels = self._panels()
+        panels = self.panels()
         batch = points(outer)
         tiles = sum(most(rows.count) for rows in segments)
         if isinstance(tiled.extent, Expr):
@@ -211,7 +211,7 @@ class TileEmitter:
         elements = most(self.plan.columns) * most(self.plan.depth)
         return elements * self.match.hole.dtype.size > LARGE_COLUMNS * self.options.l2_bytes
 
-    def _panels(self) -> list[Segment]:
+    def panels(self) -> list[Segment]:
         """The whole panels, and the one that is not, if there may be one. Where that is known at
         run time only, code for panels that may lack columns does for all: it stores by masks."""
         panel = self.plan.panel
@@ -235,7 +235,7 @@ class TileEmitter:
                 for panel, own, each in part:
                     with self.k.loop(each) as n:
                         number = own + n + panel.first
-                        self._tiles(fixed, tiled, at * block, block, rows, number, panel)
+                        self.tiles(fixed, tiled, at * block, block, rows, number, panel)
 
     def _block(self, size: int) -> int:
         """Tiles of so many rows that stay in the second level of cache."""
@@ -278,7 +278,7 @@ class TileEmitter:
         for panel in panels:
             for fixed, n, part in self._parallel(outer, panel.count, inner, segments):
                 for rows, own, each in part:
-                    self._tiles(fixed, tiled, own, each, rows, n + panel.first, panel)
+                    self.tiles(fixed, tiled, own, each, rows, n + panel.first, panel)
 
     def _parallel(
         self, outer: Sequence[Index], number: Dim, inner: list[Index], segments: list[Segment]
@@ -300,7 +300,7 @@ class TileEmitter:
 
     # ---------------------------------------------------------------- the micro-kernel
 
-    def _tiles(
+    def tiles(
         self, fixed: dict, tiled: Index, first: Expr, count: Dim, rows: Segment, number: Expr,
         panels: Segment,
     ) -> None:  # fmt: skip
@@ -387,11 +387,11 @@ class TileEmitter:
         self, sums: Buffer, at: dict, panel: Expr, start: Expr | int, pieces: list[tuple[int, int]]
     ) -> None:
         for j, count in pieces:
-            with self._columns(panel, j, count) as v:
+            with self.columns(panel, j, count) as v:
                 self._finish(sums[simplify(v + start + j)], at, panel, j, v)
 
     @contextmanager
-    def _columns(self, panel: Expr, j: int, count: int) -> Iterator[Expr]:
+    def columns(self, panel: Expr, j: int, count: int) -> Iterator[Expr]:
         """As `lanes`, from column j of a panel on: those that are there."""
         if not self.is_open:
             with self.lanes(count) as v:

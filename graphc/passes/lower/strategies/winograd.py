@@ -1,0 +1,371 @@
+"""Winograd convolution: windows of 3 x 3 taps at stride 1, times constants, by fewer products.
+
+Tiles of m x m outputs take (m + 2)^2 products per pair of channels instead of 9 m^2
+(transforms/winograd.py). Weights are transformed and packed at compile time. The kernel goes over
+blocks of tiles, so that what is transformed stays in the second level of cache:
+
+* the inputs of a block are transformed, channels in lanes; the operand is read where it lies, so
+  padding and concatenation are not copied;
+* for each panel of output channels, the products are one small matrix product for each point, in
+  tiles of registers (register_tiles.py);
+* these are transformed back, and the epilogue is applied, a tile at a time.
+
+Where a tile has an output that is not finite, that tile and vector of channels is computed again,
+directly: an infinity or NaN of the input, or an overflow on the way, then reaches those outputs
+alone whose taps meet it. Rounding errors are larger than those of direct products, in proportion to
+the largest inputs of the tile and weights (docs/definitions.md). Which m, or none, is fastest is
+estimated (winograd_costs.py).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
+from graphc.ir.dtypes import boolean, f32, f64, i64
+from graphc.ir.expr import (
+    TRUE,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    call,
+    cast,
+    cost,
+    loads,
+    minimum,
+    select,
+    substitute,
+)
+from graphc.ir.extents import as_dim, ceil_divided, divided, most
+from graphc.ir.instructions import mask
+from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim, elements_of
+from graphc.passes.analysis.computation import Computation, Output, flat_buffer
+from graphc.passes.analysis.contraction import Match
+from graphc.passes.analysis.convolution import Convolution, match_convolution
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.strategies.column_operand import packed_panels
+from graphc.passes.lower.strategies.register_tiles import Segment, TileEmitter, row_tiles
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, tile_plan
+from graphc.passes.lower.strategies.winograd_costs import block_of_tiles, cheapest
+from graphc.passes.lower.transforms.winograd import TAPS, Winograd, both_ways, winograd
+
+LONG_PROLOGUE = 16  # cost beyond which an element is not computed again for each tile that reads it
+FEWEST_LANES = 4
+
+
+def lower_winograd(computation: Computation, options: RegisterTileOptions) -> Lowered | str:
+    """The kernel of a convolution, or why the computation is none, or better done directly."""
+    found = match_convolution(computation)
+    reason = found if isinstance(found, str) else _unsuitable(found, options)
+    if isinstance(found, str) or reason:
+        return reason
+    outputs = cheapest(found, options)
+    if isinstance(outputs, str):
+        return outputs
+    return WinogradEmitter(found, winograd(outputs), options).lowered()
+
+
+def _unsuitable(planes: Convolution, options: RegisterTileOptions) -> str:
+    """Why Winograd's algorithm is not for a convolution; empty if it is."""
+    for s in planes.slides:
+        if (s.axis.extent, s.stride, s.dilation) != (TAPS, 1, 1):
+            return (
+                f"winograd: windows must have {TAPS} taps at stride 1, found {s.axis.extent} taps, "
+                f"stride {s.stride}, dilation {s.dilation}"
+            )
+    lanes, times = options.vector_bytes // f32.size, cost(planes.match.a)
+    if lanes < FEWEST_LANES:
+        return f"winograd: vectors must have {FEWEST_LANES} floats, found {lanes}"
+    if times > LONG_PROLOGUE:
+        return (
+            f"winograd: the operand may take {LONG_PROLOGUE} operations per element, as tiles "
+            f"overlap, found {times}"
+        )
+    return ""
+
+
+class WinogradEmitter:
+    """Emits the loops of a convolution."""
+
+    def __init__(self, planes: Convolution, form: Winograd, options: RegisterTileOptions):
+        self.planes, self.form = planes, form
+        self.k = KernelBuilder()
+        match, m = planes.match, form.outputs
+        down, right = (ceil_divided(s.index.extent, m) for s in planes.slides)
+        self.places = (*(x.extent for x in planes.others), down, right)
+        self.tiles = elements_of(self.places)
+        self.block = block_of_tiles(planes, form, options)
+        self.products = _products(planes, form, self.block, options)
+        self.products.k, self.products.lane = self.k, self.k.fresh("i")
+        self.plan = self.products.plan
+        self.taps = packed_panels(match, self.plan, match.b, match.depth, "taps")
+        self.column = Index("column", self.plan.columns)
+        self.marker = Load("sum", (Const(0, i64),), f32)
+        exprs = [substitute(e, {match.hole: self.marker}) for e in match.exprs]
+        exprs = [flatten_loads(e, match.shapes) for e in exprs]
+        columns = unflatten_index(self.column, tuple(x.extent for x in match.cols))
+        mapping: dict[Expr, Expr] = dict(zip(match.cols, columns))
+        self.offset, *self.exprs = (simplify(e, mapping) for e in (match.offset, *exprs))
+
+    def lowered(self) -> Lowered:
+        """The kernel, and the packed weights: transformed, and for direct products."""
+        match, products = self.planes.match, self.products.match
+        self.emit()
+        outputs = [flat_buffer(o.buffer) for o in match.computation.outputs]
+        used = {x.source for e in (match.a, *self.exprs) for x in loads(e)}
+        inputs = [b for b in match.computation.inputs if b.name in used]
+        packed = [*products.temporaries, *match.temporaries]
+        params = [flat_buffer(b) for b in (*inputs, *packed)] + outputs
+        kernel = Kernel("winograd", tuple(params), self.k.body(), match.computation.label)
+        depth, columns = self.planes.channels.count, most(self.plan.columns)
+        work = 2 * self.form.points**2 * most(self.tiles) * depth * columns
+        return Lowered(
+            kernel,
+            [*products.prepare, *match.prepare],
+            packed,
+            flops=work,
+            inplace=self._in_place(inputs),
+        )
+
+    def _in_place(self, inputs: list[Buffer]) -> list[tuple[str, str]]:
+        operands = {x.source for x in loads(self.planes.match.a)}
+        read = [x for e in self.exprs for x in loads(e)]
+        return [
+            pair
+            for output in self.planes.match.computation.outputs
+            for pair in in_place_of_epilogue(output.buffer, self.offset, read, inputs, operands)
+        ]
+
+    def emit(self) -> None:
+        """All blocks, in parallel."""
+        k, n, block = self.k, self.form.points, self.block
+        with k.loop(ceil_divided(self.tiles, block), "parallel", name="p") as p:
+            first = k.let(simplify(p * block))
+            count = _at_most(self.tiles, first, block)
+            depth, panel = self.planes.channels.count, self.plan.panel
+            inputs = k.alloc(f32, (n * n * block * depth,), "stack", "inputs")
+            products = k.alloc(f32, (n * n * block * panel,), "stack", "products")
+            with k.loop(count) as t:
+                self.transform_inputs(inputs, first, t)
+            for panels in self.products.panels():
+                with k.loop(panels.count) as number:
+                    of = k.let(simplify(number + panels.first))
+                    self.multiply(count, of, panels)
+                    with k.loop(count) as t:
+                        self.finish(products, first, t, of, panels)
+
+    # ---------------------------------------------------------------- inputs
+
+    def place(self, first: Expr, t: Expr) -> tuple[dict[Expr, Expr], Expr, Expr]:
+        """Where a tile is: other rows, and the output at its corner, by row and column."""
+        *others, down, right = unflatten_index(first + t, self.places)
+        let, m = self.k.let, self.form.outputs
+        fixed: dict[Expr, Expr] = {
+            x: let(simplify(at)) for x, at in zip(self.planes.others, others)
+        }
+        return fixed, let(simplify(down * m)), let(simplify(right * m))
+
+    def transform_inputs(self, inputs: Buffer, first: Expr, t: Expr) -> None:
+        """All channels of a tile."""
+        place = self.place(first, t)
+        depth, lanes = self.planes.channels.count, self.plan.lanes
+        whole, rest = divmod(depth, lanes)
+        with self.k.loop(whole) as vector:
+            self._transform(inputs, place, t, vector * lanes, lanes)
+        if rest:
+            self._transform(inputs, place, t, Const(whole * lanes, i64), rest)
+
+    def _transform(
+        self, inputs: Buffer, place: tuple[dict[Expr, Expr], Expr, Expr], t: Expr, start: Expr,
+        lanes: int,
+    ) -> None:  # fmt: skip
+        """A vector of channels of a tile."""
+        k, n, depth = self.k, self.form.points, self.planes.channels.count
+        with self.lanes(lanes) as v:
+            channel = simplify(start + v)
+            tile = [[k.let(self.read(place, y, x, channel)) for x in range(n)] for y in range(n)]
+            for i, row in enumerate(both_ways(self.form.inputs, tile, k.let)):
+                for j, value in enumerate(row):
+                    at = ((i * n + j) * self.block + t) * depth + channel
+                    k.store(inputs, simplify(at), value)
+
+    def read(
+        self, place: tuple[dict[Expr, Expr], Expr, Expr], y: int, x: int, channel: Expr
+    ) -> Expr:
+        """An input of a tile; 0 beyond what outputs read."""
+        planes, (fixed, top, left) = self.planes, place
+        at: dict[Expr, Expr] = {**fixed, planes.channels: channel}
+        there: Expr = TRUE
+        for slide, corner, offset in ((planes.down, top, y), (planes.right, left, x)):
+            position = simplify(corner + offset)
+            at[slide.index], at[slide.axis] = position, Const(0, i64)
+            if divided(slide.index.extent, self.form.outputs)[1] != 0:
+                there = there & (position < slide.index.extent + (TAPS - 1))
+        value = simplify(planes.match.a, at)
+        return value if there is TRUE else simplify(select(there, value, Const(0, f32)))
+
+    # ---------------------------------------------------------------- products and outputs
+
+    def multiply(self, count: Dim, number: Expr, panels: Segment) -> None:
+        """The products of a block for a panel of output channels, in tiles of so many rows that
+        cover the tiles that are there."""
+        e, k, n = self.products, self.k, self.form.points
+        i, j = e.match.outer
+        (t,) = e.rows
+        e.offset = ((i * n + j) * self.block + t) * e.plan.panel + e.column
+        e.offset = e.offset - number * e.plan.panel
+        with k.loops(n, n) as point:
+            fixed = dict(zip((i, j), point))
+            for rows in row_tiles(self.block, e.plan.row_tile):
+                tiles: Dim = rows.count
+                if isinstance(count, Expr):
+                    left = (count - rows.first + (rows.size - 1)) // rows.size
+                    tiles = as_dim(minimum(left, rows.count))
+                e.tiles(fixed, t, Const(0, i64), tiles, rows, number, panels)
+
+    def finish(self, products: Buffer, first: Expr, t: Expr, number: Expr, panels: Segment) -> None:
+        """The outputs of a tile in a panel."""
+        k, m, lanes = self.k, self.form.outputs, self.plan.lanes
+        place = self.place(first, t)
+        sums = k.alloc(f32, (m * m * lanes,), "stack")
+        down, right = (
+            _at_most(s.index.extent, corner, m) for s, corner in zip(self.planes.slides, place[1:])
+        )
+        for start in range(0, panels.size, lanes):
+            width = min(lanes, panels.size - start)
+            failed = self._transform_back(products, sums, t, start, width)
+            with k.when(failed):
+                self._directly(sums, place, number, start, width)
+            with k.loops(down, right) as (y, x), self.products.columns(number, start, width) as v:
+                self._store(sums[simplify((y * m + x) * lanes + v)], place, y, x, number, start + v)
+
+    def _transform_back(
+        self, products: Buffer, sums: Buffer, t: Expr, start: int, width: int
+    ) -> Expr:
+        """Stores the sums of a tile for a vector of output channels; whether one of them is not
+        finite."""
+        k, n, m = self.k, self.form.points, self.form.outputs
+        held, bits = k.alloc(boolean, (max(width, 2),), "reg"), k.alloc(i64, (1,), "stack")
+        lanes, panel = self.plan.lanes, self.plan.panel
+        with self.lanes(width) as v:
+            tile = [
+                [k.let(products[((i * n + j) * self.block + t) * panel + start + v])
+                 for j in range(n)]
+                for i in range(n)
+            ]  # fmt: skip
+            whole: Expr = Const(0, f32)
+            for y, row in enumerate(both_ways(self.form.results, tile, k.let)):
+                for x, value in enumerate(row):
+                    k.store(sums, simplify(v + (y * m + x) * lanes), value)
+                    whole = k.let(whole + value)
+            k.store(held, v, call("isnan", whole) | call("isinf", whole))
+        if width == 1:
+            return k.let(held[Const(0, i64)])
+        k.emit(mask(bits, held))
+        return k.let(bits[Const(0, i64)].ne(0))
+
+    def _directly(
+        self, sums: Buffer, place: tuple[dict[Expr, Expr], Expr, Expr], number: Expr, start: int,
+        width: int,
+    ) -> None:  # fmt: skip
+        """Stores the sums of a tile for a vector of output channels, from all of its taps."""
+        k, m, match, planes = self.k, self.form.outputs, self.planes.match, self.planes
+        fixed, top, left = place
+        with k.loops(m, m) as (y, x):
+            total = k.alloc(f32, (self.plan.lanes,), "reg")
+            with self.lanes(width) as v:
+                k.store(total, v, Const(0, f32))
+            with k.loops(*(axis.extent for axis in match.depth)) as taps:
+                at: dict[Expr, Expr] = {**fixed, **dict(zip(match.depth, taps))}
+                at[planes.down.index], at[planes.right.index] = top + y, left + x
+                value = k.let(self._guarded(at))
+                with self.lanes(width) as v:
+                    weight = self.taps.element(at, number, start + v)
+                    k.store(total, v, call("fma", value, weight, total[v]))
+            with self.lanes(width) as v:
+                k.store(sums, simplify((y * m + x) * self.plan.lanes + v), total[v])
+
+    def _guarded(self, at: dict[Expr, Expr]) -> Expr:
+        """An input at a place, 0 where there is no output."""
+        value = simplify(self.planes.match.a, at)
+        there: Expr = TRUE
+        for slide in self.planes.slides:
+            if divided(slide.index.extent, self.form.outputs)[1] != 0:
+                there = there & (at[slide.index] < slide.index.extent)
+        return value if there is TRUE else select(there, value, Const(0, f32))
+
+    def _store(
+        self, total: Load, place: tuple[dict[Expr, Expr], Expr, Expr], y: Expr, x: Expr,
+        number: Expr, column: Expr,
+    ) -> None:  # fmt: skip
+        """The epilogue of one vector of sums; outputs are stored once all have been computed, as
+        they may lie over what is read."""
+        k, (fixed, top, left) = self.k, place
+        at: dict[Expr, Expr] = {
+            **fixed,
+            self.planes.down.index: top + y,
+            self.planes.right.index: left + x,
+            self.column: number * self.plan.panel + column,
+            self.marker: k.let(total),
+        }
+        values = [k.let(simplify(expr, at)) for expr in self.exprs]
+        offset = simplify(self.offset, at)
+        for output, value in zip(self.planes.match.computation.outputs, values):
+            k.store(flat_buffer(output.buffer), (offset,), value)
+
+    def lanes(self, count: int) -> AbstractContextManager[Expr]:
+        return self.products.lanes(count)
+
+
+def _at_most(extent: Dim, first: Expr, each: int) -> Dim:
+    """How many of a group of `each` lie below an extent, from `first` on."""
+    if divided(extent, each)[1] == 0:
+        return each
+    return as_dim(minimum(extent - first, each))
+
+
+def _products(
+    planes: Convolution, form: Winograd, block: int, options: RegisterTileOptions
+) -> TileEmitter:
+    """Emits the products of a block: for each point, tiles times channels by panels of output
+    channels, from an array `inputs` into an array `products`."""
+    n, given = form.points, planes.match.computation
+    i, j, t = Index("row_point", n), Index("column_point", n), Index("tile", block)
+    c, o = planes.channels, Index("output", planes.columns)
+    inputs = Buffer("inputs", f32, (n, n, block, c.extent))
+    weights = Buffer("weights", f32, (n, n, c.extent, o.extent))
+    products = Buffer("products", f32, (n, n, block, o.extent), "out")
+    hole = Reduce("sum", inputs[i, j, t, c] * weights[i, j, c, o], (c,))
+    outputs = (Output(products, (i, j, t, o), hole),)
+    match = Match(
+        replace(given, inputs=(inputs, weights, *given.inputs), outputs=outputs),
+        indices=[i, j, t, o],
+        offset=flatten_index((i, j, t, o), products.shape),
+        exprs=[hole],
+        hole=hole,
+        a=flatten_loads(inputs[i, j, t, c], {inputs.name: inputs.shape}),
+        b=_transformed(planes, form, i, j, o),
+        outer=[i, j],
+        rows=[t],
+        cols=[o],
+        depth=[c],
+    )
+    plan = tile_plan(match, options, None)
+    panels = packed_panels(match, plan, match.b, match.depth, "panels")
+    return TileEmitter(match, plan, options, [panels])
+
+
+def _transformed(planes: Convolution, form: Winograd, i: Index, j: Index, o: Index) -> Expr:
+    """The weights at a point for an output channel: G w G', in float64, rounded once."""
+    match, taps = planes.match, (Index("row_tap", TAPS), Index("column_tap", TAPS))
+    columns = unflatten_index(o, tuple(x.extent for x in match.cols))
+    at: dict[Expr, Expr] = dict(zip(match.cols, columns))
+    at.update(zip((s.axis for s in planes.slides), taps))
+    weight = cast(simplify(match.b, at), f64)
+    product = form.weight(i, taps[0]) * form.weight(j, taps[1]) * weight
+    return cast(Reduce("sum", product, taps), f32)

@@ -1,0 +1,73 @@
+"""How long a convolution takes directly and by Winograd's algorithm, and in which tiles.
+
+Times are in multiply-adds of vectors. Products in tiles of registers reach a part of the peak;
+transforms take an operation, or a load or store, each; transformed weights that the second level of
+cache does not hold are read once per block of tiles.
+"""
+
+from __future__ import annotations
+
+from graphc.ir.dtypes import f32
+from graphc.ir.extents import ceil_divided, most, points
+from graphc.passes.analysis.convolution import Convolution
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
+from graphc.passes.lower.transforms.winograd import POINTS, Winograd, operations, winograd
+
+DIRECT = 0.9  # of the peak that direct products reach
+BATCHED = 0.8  # of the peak that products of transformed values reach
+BYTES = 8  # that come from beyond the second level of cache, per multiply-add
+FAR_BYTES = 4  # likewise, of weights that are more than caches of one model's layers hold
+FAR = 16 << 20  # bytes of these
+GAIN = 1.1  # at least, for what code and transformed weights take
+FEW_TILES, MANY_TILES = 16, 28  # of a block that has room for them in a part of the cache
+
+
+def cheapest(planes: Convolution, options: RegisterTileOptions) -> int | str:
+    """The outputs of the tile that is fastest, or why direct products are."""
+    lanes = options.vector_bytes // f32.size
+    columns = -(-most(planes.columns) // lanes)
+    outputs = points(planes.match.rows)
+    direct = 9 * outputs * planes.channels.count * columns / DIRECT
+    times = {m: _time(planes, winograd(m), options) for m in POINTS}
+    best = min(times, key=lambda m: times[m])
+    if direct < GAIN * times[best]:
+        return (
+            f"winograd: it must be {GAIN} times as fast as direct products, found "
+            f"{direct / times[best]:.2f} by estimate"
+        )
+    return best
+
+
+def _time(planes: Convolution, form: Winograd, options: RegisterTileOptions) -> float:
+    lanes, n, m = options.vector_bytes // f32.size, form.points, form.outputs
+    depth = planes.channels.count
+    columns = -(-most(planes.columns) // lanes)
+    tiles = tiles_of(planes, form)
+    products = n * n * tiles * depth * columns / BATCHED
+    inputs = 2 * n * operations(form.inputs) + 2 * n * n
+    outputs = (n + m) * operations(form.results) + n * n + 3 * m * m
+    transforms = tiles * (-(-depth // lanes) * inputs + columns * outputs)
+    size = n * n * depth * columns * options.vector_bytes
+    if size <= options.l2_bytes // 2:
+        return products + transforms
+    blocks = -(-tiles // block_of_tiles(planes, form, options))
+    return products + transforms + blocks * size / (FAR_BYTES if size > FAR else BYTES)
+
+
+def tiles_of(planes: Convolution, form: Winograd) -> int:
+    """The tiles of all images, at the largest sizes."""
+    count = points(planes.others)
+    for slide in planes.slides:
+        count *= most(ceil_divided(slide.index.extent, form.outputs))
+    return count
+
+
+def block_of_tiles(planes: Convolution, form: Winograd, options: RegisterTileOptions) -> int:
+    """How many tiles are computed together: as many as a quarter of the second level of cache has
+    room for, but enough for a tile of registers, in blocks of nearly equal size."""
+    tiles = tiles_of(planes, form)
+    each = form.points**2 * planes.channels.count * f32.size
+    room = min(MANY_TILES, options.l2_bytes // 4 // each)
+    room = max(1, room, min(FEW_TILES, options.l2_bytes * 5 // 8 // each))
+    blocks = -(-tiles // room)
+    return -(-tiles // blocks)
