@@ -51,7 +51,11 @@ from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
 from graphc.passes.lower.strategies.column_operand import packed_panels
 from graphc.passes.lower.strategies.register_tiles import Segment, TileEmitter, row_tiles
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, tile_plan
-from graphc.passes.lower.strategies.winograd_costs import block_of_tiles, cheapest
+from graphc.passes.lower.strategies.winograd_costs import (
+    block_of_tiles,
+    cheapest,
+    groups_of_panels,
+)
 from graphc.passes.lower.transforms.winograd import TAPS, Winograd, both_ways, winograd
 
 LONG_PROLOGUE = 16  # cost beyond which an element is not computed again for each tile that reads it
@@ -142,19 +146,26 @@ class WinogradEmitter:
         ]
 
     def emit(self) -> None:
-        """All blocks, in parallel."""
+        """All blocks, in parallel; where they are few, groups of panels of each. Every group
+        transforms the inputs for itself."""
         k, n, block = self.k, self.form.points, self.block
-        with k.loop(ceil_divided(self.tiles, block), "parallel", name="p") as p:
-            first = k.let(simplify(p * block))
+        segments = self.products.panels()
+        groups = groups_of_panels(self.planes, self.form, block, segments[0].count)
+        groups = groups if len(segments) == 1 else 1
+        extents = (ceil_divided(self.tiles, block), groups)
+        with k.loop(elements_of(extents), "parallel", name="p") as p:
+            number, group = unflatten_index(p, extents)
+            first = k.let(simplify(number * block))
             count = _at_most(self.tiles, first, block)
             depth, panel = self.planes.channels.count, self.plan.panel
             inputs = k.alloc(f32, (n * n * block * depth,), "stack", "inputs")
             products = k.alloc(f32, (n * n * block * panel,), "stack", "products")
             with k.loop(count) as t:
                 self.transform_inputs(inputs, first, t)
-            for panels in self.products.panels():
-                with k.loop(panels.count) as number:
-                    of = k.let(simplify(number + panels.first))
+            for panels in segments:
+                each = divided(panels.count, groups)[0]
+                with k.loop(each) as x:
+                    of = k.let(simplify(group * each + x + panels.first))
                     self.multiply(count, of, panels)
                     with k.loop(count) as t:
                         self.finish(products, first, t, of, panels)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from graphc.ir.dtypes import f32
 from graphc.ir.extents import ceil_divided, most, points
+from graphc.ir.types import Dim
 from graphc.passes.analysis.convolution import Convolution
+from graphc.passes.lower.strategies.register_tiles import PARALLEL_PIECES
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 from graphc.passes.lower.transforms.winograd import POINTS, Winograd, operations, winograd
 
 DIRECT = 0.9  # of the peak that direct products reach
 BATCHED = 0.8  # of the peak that products of transformed values reach
 BYTES = 8  # that come from beyond the second level of cache, per multiply-add
-FAR_BYTES = 4  # likewise, of weights that are more than caches of one model's layers hold
-FAR = 16 << 20  # bytes of these
 GAIN = 1.1  # at least, for what code and transformed weights take
+TRANSFORMED_AGAIN = 0.06  # of the time of products: what transforms take that are done again
 FEW_TILES, MANY_TILES = 16, 28  # of a block that has room for them in a part of the cache
 
 
@@ -38,20 +39,37 @@ def cheapest(planes: Convolution, options: RegisterTileOptions) -> int | str:
     return best
 
 
+def groups_of_panels(planes: Convolution, form: Winograd, block: int, panels: Dim) -> int:
+    """Into how many equal groups to split the panels of each block, so that a few threads have
+    work. Each group transforms the inputs, so there are no more than takes a small part of the
+    time."""
+    blocks = -(-tiles_of(planes, form) // block)
+    if not isinstance(panels, int) or blocks >= PARALLEL_PIECES:
+        return 1
+    columns = most(planes.columns)
+    again = _inputs(form) / (form.points**2 * columns)  # of a vector of channels
+    fitting = min(1 + int(TRANSFORMED_AGAIN / again), -(-PARALLEL_PIECES // blocks))
+    return max(d for d in range(1, panels + 1) if panels % d == 0 and d <= max(1, fitting))
+
+
+def _inputs(form: Winograd) -> int:
+    """The steps that transform a vector of channels of a tile."""
+    return 2 * form.points * operations(form.inputs) + 2 * form.points**2
+
+
 def _time(planes: Convolution, form: Winograd, options: RegisterTileOptions) -> float:
     lanes, n, m = options.vector_bytes // f32.size, form.points, form.outputs
     depth = planes.channels.count
     columns = -(-most(planes.columns) // lanes)
     tiles = tiles_of(planes, form)
     products = n * n * tiles * depth * columns / BATCHED
-    inputs = 2 * n * operations(form.inputs) + 2 * n * n
     outputs = (n + m) * operations(form.results) + n * n + 3 * m * m
-    transforms = tiles * (-(-depth // lanes) * inputs + columns * outputs)
+    transforms = tiles * (-(-depth // lanes) * _inputs(form) + columns * outputs)
     size = n * n * depth * columns * options.vector_bytes
     if size <= options.l2_bytes // 2:
         return products + transforms
     blocks = -(-tiles // block_of_tiles(planes, form, options))
-    return products + transforms + blocks * size / (FAR_BYTES if size > FAR else BYTES)
+    return products + transforms + blocks * size / BYTES
 
 
 def tiles_of(planes: Convolution, form: Winograd) -> int:

@@ -198,10 +198,12 @@ def test_weights_that_are_not_finite():
     np.testing.assert_allclose(found, expected, 1e-4, 1e-4)
 
 
-def test_two_threads_give_what_one_does():
-    x = floats(rng(11), 2, 32, 40, 40)
-    make, _ = convolution(x, (1, 1, 1, 1), 64)
+@pytest.mark.parametrize("shape, columns", [((2, 32, 40, 40), 64), ((1, 64, 12, 12), 256)])
+def test_two_threads_give_what_one_does(shape, columns):
+    x = floats(rng(11), *shape)
+    make, _ = convolution(x, (1, 1, 1, 1), columns)
     graph, inputs = build(make, x=x)
+    assert "winograd" in used(graph)
     image = compile_program(program_of(graph))
     np.testing.assert_array_equal(
         NativeModel(image, 2)(inputs)[0], NativeModel(image, 1)(inputs)[0]
