@@ -11,6 +11,7 @@ from graphc.passes import (  # noqa: F401  (register)
     precision,
     rewriter,
     rules,
+    samples,
     specialise,
 )  # fmt: skip
 from graphc.passes.manager.base import Hook, Pass, register_pass
