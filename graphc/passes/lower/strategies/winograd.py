@@ -340,6 +340,14 @@ def _at_most(extent: Dim, first: Expr, each: int) -> Dim:
     return as_dim(minimum(extent - first, each))
 
 
+class _PointTiles(TileEmitter):
+    """Tiles of the products at a point. The weights of all points lie together, panel by panel, in
+    the order in which a block reads them."""
+
+    def _column_element(self, where: dict, panel: Expr, j: int, v: Expr, at: dict) -> Expr:
+        return simplify(self.packed[0].element({**where, **at}, panel, v + j))
+
+
 def _products(
     planes: Convolution, form: Winograd, block: int, options: RegisterTileOptions
 ) -> TileEmitter:
@@ -367,8 +375,8 @@ def _products(
         depth=[c],
     )
     plan = tile_plan(match, options, None)
-    panels = packed_panels(match, plan, match.b, match.depth, "panels")
-    return TileEmitter(match, plan, options, [panels])
+    panels = packed_panels(replace(match, outer=[]), plan, match.b, [i, j, c], "panels")
+    return _PointTiles(match, plan, options, [panels])
 
 
 def _transformed(planes: Convolution, form: Winograd, i: Index, j: Index, o: Index) -> Expr:

@@ -17,7 +17,7 @@ from graphc.passes.lower.transforms.winograd import POINTS, Winograd, operations
 
 DIRECT = 0.9  # of the peak that direct products reach
 BATCHED = 0.8  # of the peak that products of transformed values reach
-BYTES = 8  # that come from beyond the second level of cache, per multiply-add
+BYTES = 12  # that come from beyond the second level of cache, per multiply-add
 GAIN = 1.1  # at least, for what code and transformed weights take
 TRANSFORMED_AGAIN = 0.06  # of the time of products: what transforms take that are done again
 FEW_TILES, MANY_TILES = 16, 28  # of a block that has room for them in a part of the cache
