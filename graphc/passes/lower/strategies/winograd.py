@@ -20,19 +20,16 @@ estimated (winograd_costs.py).
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
-from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
-from graphc.ir.dtypes import boolean, f32, f64, i64
+from graphc.ir.addresses import flatten_loads, unflatten_index
+from graphc.ir.dtypes import boolean, f32, i64
 from graphc.ir.expr import (
     TRUE,
     Const,
     Expr,
     Index,
     Load,
-    Reduce,
     call,
-    cast,
     cost,
     loads,
     minimum,
@@ -44,18 +41,18 @@ from graphc.ir.instructions import mask
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
-from graphc.passes.analysis.computation import Computation, Output, flat_buffer
-from graphc.passes.analysis.contraction import Match
+from graphc.passes.analysis.computation import Computation, flat_buffer
 from graphc.passes.analysis.convolution import Convolution, match_convolution
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
 from graphc.passes.lower.strategies.column_operand import packed_panels
-from graphc.passes.lower.strategies.register_tiles import Segment, TileEmitter, row_tiles
-from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, tile_plan
+from graphc.passes.lower.strategies.register_tiles import Segment, row_tiles
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 from graphc.passes.lower.strategies.winograd_costs import (
     block_of_tiles,
     cheapest,
     groups_of_panels,
 )
+from graphc.passes.lower.strategies.winograd_products import point_products
 from graphc.passes.lower.transforms.winograd import TAPS, Winograd, both_ways, winograd
 
 LONG_PROLOGUE = 16  # cost beyond which an element is not computed again for each tile that reads it
@@ -104,7 +101,7 @@ class WinogradEmitter:
         self.places = (*(x.extent for x in planes.others), down, right)
         self.tiles = elements_of(self.places)
         self.block = block_of_tiles(planes, form, options)
-        self.products = _products(planes, form, self.block, options)
+        self.products = point_products(planes, form, self.block, options)
         self.products.k, self.products.lane = self.k, self.k.fresh("i")
         self.plan = self.products.plan
         self.taps = packed_panels(match, self.plan, match.b, match.depth, "taps")
@@ -160,7 +157,7 @@ class WinogradEmitter:
             depth, panel = self.planes.channels.count, self.plan.panel
             inputs = k.alloc(f32, (n * n * block * depth,), "stack", "inputs")
             products = k.alloc(f32, (n * n * block * panel,), "stack", "products")
-            with k.loop(count) as t:
+            with k.loop(self.covered(count)) as t:
                 self.transform_inputs(inputs, first, t)
             for panels in segments:
                 each = divided(panels.count, groups)[0]
@@ -172,9 +169,22 @@ class WinogradEmitter:
 
     # ---------------------------------------------------------------- inputs
 
-    def place(self, first: Expr, t: Expr) -> tuple[dict[Expr, Expr], Expr, Expr]:
+    def covered(self, count: Dim) -> Dim:
+        """How many tiles are multiplied where so many are there: tiles of registers are whole, and
+        should not read what nobody has written, which may be slow (subnormal numbers)."""
+        if isinstance(count, int):
+            return count
+        rows = max(x.size for x in row_tiles(self.block, self.plan.row_tile))
+        return as_dim(minimum(count + (rows - 1), self.block))
+
+    def _there(self, tile: Expr) -> Expr:
+        """The number of a tile; that of the last one for those behind it."""
+        whole = divided(self.tiles, self.block)[1] == 0
+        return tile if whole else minimum(tile, self.tiles - 1)
+
+    def place(self, tile: Expr) -> tuple[dict[Expr, Expr], Expr, Expr]:
         """Where a tile is: other rows, and the output at its corner, by row and column."""
-        *others, down, right = unflatten_index(first + t, self.places)
+        *others, down, right = unflatten_index(self.k.let(simplify(tile)), self.places)
         let, m = self.k.let, self.form.outputs
         fixed: dict[Expr, Expr] = {
             x: let(simplify(at)) for x, at in zip(self.planes.others, others)
@@ -183,7 +193,7 @@ class WinogradEmitter:
 
     def transform_inputs(self, inputs: Buffer, first: Expr, t: Expr) -> None:
         """All channels of a tile."""
-        place = self.place(first, t)
+        place = self.place(self._there(first + t))
         depth, lanes = self.planes.channels.count, self.plan.lanes
         whole, rest = divmod(depth, lanes)
         with self.k.loop(whole) as vector:
@@ -242,7 +252,7 @@ class WinogradEmitter:
     def finish(self, products: Buffer, first: Expr, t: Expr, number: Expr, panels: Segment) -> None:
         """The outputs of a tile in a panel."""
         k, m, lanes = self.k, self.form.outputs, self.plan.lanes
-        place = self.place(first, t)
+        place = self.place(first + t)
         sums = k.alloc(f32, (m * m * lanes,), "stack")
         down, right = (
             _at_most(s.index.extent, corner, m) for s, corner in zip(self.planes.slides, place[1:])
@@ -338,53 +348,3 @@ def _at_most(extent: Dim, first: Expr, each: int) -> Dim:
     if divided(extent, each)[1] == 0:
         return each
     return as_dim(minimum(extent - first, each))
-
-
-class _PointTiles(TileEmitter):
-    """Tiles of the products at a point. The weights of all points lie together, panel by panel, in
-    the order in which a block reads them."""
-
-    def _column_element(self, where: dict, panel: Expr, j: int, v: Expr, at: dict) -> Expr:
-        return simplify(self.packed[0].element({**where, **at}, panel, v + j))
-
-
-def _products(
-    planes: Convolution, form: Winograd, block: int, options: RegisterTileOptions
-) -> TileEmitter:
-    """Emits the products of a block: for each point, tiles times channels by panels of output
-    channels, from an array `inputs` into an array `products`."""
-    n, given = form.points, planes.match.computation
-    i, j, t = Index("row_point", n), Index("column_point", n), Index("tile", block)
-    c, o = planes.channels, Index("output", planes.columns)
-    inputs = Buffer("inputs", f32, (n, n, block, c.extent))
-    weights = Buffer("weights", f32, (n, n, c.extent, o.extent))
-    products = Buffer("products", f32, (n, n, block, o.extent), "out")
-    hole = Reduce("sum", inputs[i, j, t, c] * weights[i, j, c, o], (c,))
-    outputs = (Output(products, (i, j, t, o), hole),)
-    match = Match(
-        replace(given, inputs=(inputs, weights, *given.inputs), outputs=outputs),
-        indices=[i, j, t, o],
-        offset=flatten_index((i, j, t, o), products.shape),
-        exprs=[hole],
-        hole=hole,
-        a=flatten_loads(inputs[i, j, t, c], {inputs.name: inputs.shape}),
-        b=_transformed(planes, form, i, j, o),
-        outer=[i, j],
-        rows=[t],
-        cols=[o],
-        depth=[c],
-    )
-    plan = tile_plan(match, options, None)
-    panels = packed_panels(replace(match, outer=[]), plan, match.b, [i, j, c], "panels")
-    return _PointTiles(match, plan, options, [panels])
-
-
-def _transformed(planes: Convolution, form: Winograd, i: Index, j: Index, o: Index) -> Expr:
-    """The weights at a point for an output channel: G w G', in float64, rounded once."""
-    match, taps = planes.match, (Index("row_tap", TAPS), Index("column_tap", TAPS))
-    columns = unflatten_index(o, tuple(x.extent for x in match.cols))
-    at: dict[Expr, Expr] = dict(zip(match.cols, columns))
-    at.update(zip((s.axis for s in planes.slides), taps))
-    weight = cast(simplify(match.b, at), f64)
-    product = form.weight(i, taps[0]) * form.weight(j, taps[1]) * weight
-    return cast(Reduce("sum", product, taps), f32)

@@ -20,6 +20,8 @@ BATCHED = 0.8  # of the peak that products of transformed values reach
 BYTES = 12  # that come from beyond the second level of cache, per multiply-add
 GAIN = 1.1  # at least, for what code and transformed weights take
 TRANSFORMED_AGAIN = 0.06  # of the time of products: what transforms take that are done again
+STACK = 5 << 17  # bytes of transformed inputs, at most
+FEWEST_TILES = 8  # of a block, below which products are slower
 FEW_TILES, MANY_TILES = 16, 28  # of a block that has room for them in a part of the cache
 
 
@@ -62,13 +64,14 @@ def _time(planes: Convolution, form: Winograd, options: RegisterTileOptions) -> 
     depth = planes.channels.count
     columns = -(-most(planes.columns) // lanes)
     tiles = tiles_of(planes, form)
-    products = n * n * tiles * depth * columns / BATCHED
+    block = block_of_tiles(planes, form, options)
+    products = n * n * tiles * depth * columns / (BATCHED * min(1, block / FEWEST_TILES))
     outputs = (n + m) * operations(form.results) + n * n + 3 * m * m
     transforms = tiles * (-(-depth // lanes) * _inputs(form) + columns * outputs)
     size = n * n * depth * columns * options.vector_bytes
     if size <= options.l2_bytes // 2:
         return products + transforms
-    blocks = -(-tiles // block_of_tiles(planes, form, options))
+    blocks = -(-tiles // block)
     return products + transforms + blocks * size / BYTES
 
 
@@ -86,6 +89,7 @@ def block_of_tiles(planes: Convolution, form: Winograd, options: RegisterTileOpt
     tiles = tiles_of(planes, form)
     each = form.points**2 * planes.channels.count * f32.size
     room = min(MANY_TILES, options.l2_bytes // 4 // each)
-    room = max(1, room, min(FEW_TILES, options.l2_bytes * 5 // 8 // each))
+    room = max(room, min(FEW_TILES, options.l2_bytes * 5 // 8 // each))
+    room = max(1, min(room, STACK // each))
     blocks = -(-tiles // room)
     return -(-tiles // blocks)

@@ -121,9 +121,10 @@ def test_errors_are_within_the_bound(shape, pads, columns, outputs, monkeypatch)
 
 
 @pytest.mark.parametrize("outputs", POINTS)
-@pytest.mark.parametrize("columns", [16, 21])
-def test_kernels_stay_within_their_buffers(outputs, columns, monkeypatch):
+@pytest.mark.parametrize("columns, block", [(16, 9), (21, 4)])
+def test_kernels_stay_within_their_buffers(outputs, columns, block, monkeypatch):
     monkeypatch.setattr(strategy, "cheapest", lambda *_: outputs)
+    monkeypatch.setattr(strategy, "block_of_tiles", lambda *_: block)
     x = floats(rng(2), 1, 18, 5, 6)
     x[0, 2, 1, 4] = INF
     make, _ = convolution(x, (1, 0, 1, 2), columns, lambda b, y: b.Relu(y))

@@ -1,0 +1,68 @@
+"""Products of Winograd's algorithm: at each point, inputs times weights in tiles of registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
+from graphc.ir.dtypes import f32, f64
+from graphc.ir.expr import Expr, Index, Reduce, cast
+from graphc.ir.kernel import Buffer
+from graphc.ir.simplify import simplify
+from graphc.passes.analysis.computation import Output
+from graphc.passes.analysis.contraction import Match
+from graphc.passes.analysis.convolution import Convolution
+from graphc.passes.lower.strategies.column_operand import packed_panels
+from graphc.passes.lower.strategies.register_tiles import TileEmitter
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, tile_plan
+from graphc.passes.lower.transforms.winograd import TAPS, Winograd
+
+
+class PointTiles(TileEmitter):
+    """Tiles of the products at a point. The weights of all points lie together, panel by panel, in
+    the order in which a block reads them."""
+
+    def _column_element(self, where: dict, panel: Expr, j: int, v: Expr, at: dict) -> Expr:
+        return simplify(self.packed[0].element({**where, **at}, panel, v + j))
+
+
+def point_products(
+    planes: Convolution, form: Winograd, block: int, options: RegisterTileOptions
+) -> TileEmitter:
+    """Emits the products of a block: for each point, tiles times channels by panels of output
+    channels, from an array `inputs` into an array `products`."""
+    n, given = form.points, planes.match.computation
+    i, j, t = Index("row_point", n), Index("column_point", n), Index("tile", block)
+    c, o = planes.channels, Index("output", planes.columns)
+    inputs = Buffer("inputs", f32, (n, n, block, c.extent))
+    weights = Buffer("weights", f32, (n, n, c.extent, o.extent))
+    products = Buffer("products", f32, (n, n, block, o.extent), "out")
+    hole = Reduce("sum", inputs[i, j, t, c] * weights[i, j, c, o], (c,))
+    outputs = (Output(products, (i, j, t, o), hole),)
+    match = Match(
+        replace(given, inputs=(inputs, weights, *given.inputs), outputs=outputs),
+        indices=[i, j, t, o],
+        offset=flatten_index((i, j, t, o), products.shape),
+        exprs=[hole],
+        hole=hole,
+        a=flatten_loads(inputs[i, j, t, c], {inputs.name: inputs.shape}),
+        b=transformed(planes, form, i, j, o),
+        outer=[i, j],
+        rows=[t],
+        cols=[o],
+        depth=[c],
+    )
+    plan = tile_plan(match, options, None)
+    panels = packed_panels(replace(match, outer=[]), plan, match.b, [i, j, c], "panels")
+    return PointTiles(match, plan, options, [panels])
+
+
+def transformed(planes: Convolution, form: Winograd, i: Index, j: Index, o: Index) -> Expr:
+    """The weights at a point for an output channel: G w G', in float64, rounded once."""
+    match, taps = planes.match, (Index("row_tap", TAPS), Index("column_tap", TAPS))
+    columns = unflatten_index(o, tuple(x.extent for x in match.cols))
+    at: dict[Expr, Expr] = dict(zip(match.cols, columns))
+    at.update(zip((s.axis for s in planes.slides), taps))
+    weight = cast(simplify(match.b, at), f64)
+    product = form.weight(i, taps[0]) * form.weight(j, taps[1]) * weight
+    return cast(Reduce("sum", product, taps), f32)
