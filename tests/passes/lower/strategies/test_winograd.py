@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from differential import CpuOf, build, check, floats, native, program_of
 from numpy.lib.stride_tricks import sliding_window_view
+from open_shapes import agrees_on_the_cpu
 
 from graphc.backends.llvm_cpu.codegen import compile_program
 from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.driver import program_for
+from graphc.ir.build import Builder, new_graph
 from graphc.ir.dtypes import f32
-from graphc.ir.expr import Call, Const, Ref, substitute
+from graphc.ir.expr import Call, Const, Ref, Sym, substitute
 from graphc.ir.graph import clone_graph
+from graphc.ir.types import TensorType
 from graphc.passes.lower.strategies import winograd as strategy
 from graphc.passes.lower.transforms.winograd import POINTS, TAPS, operations, times, winograd
 
@@ -209,6 +212,18 @@ def test_two_threads_give_what_one_does(shape, columns):
     np.testing.assert_array_equal(
         NativeModel(image, 2)(inputs)[0], NativeModel(image, 1)(inputs)[0]
     )
+
+
+def test_one_kernel_for_images_of_any_size():
+    sizes = {"H": Sym("H", 1, 40), "W": Sym("W", 1, 40)}
+    same, weights = floats(rng(15), 32, 32, 1, 1), floats(rng(16), 48, 32, TAPS, TAPS)
+    graph = new_graph("main", x=TensorType(f32, (1, 32, *sizes.values())))
+    b = Builder(graph)
+    image = b.Conv(graph.params[0], same)
+    graph.set_results([b.Relu(b.Conv(image, weights, pads=[1, 1, 1, 1]))])
+    graph.output_names, graph.phase, graph.symbols = ["y"], "typed", sizes
+    assert "winograd" in used(graph)
+    agrees_on_the_cpu(graph, "winograd")
 
 
 def test_exact_asks_for_direct_products():
