@@ -42,8 +42,8 @@ def _fill(result: np.ndarray, expr: Expr, arrays: dict[str, np.ndarray]) -> None
         return
     split = _guarded_dim(expr, result.shape)
     if split is None:
-        summed = _summed(expr, result.shape, arrays)
-        result[...] = evaluate(expr, result.shape, arrays) if summed is None else summed
+        if not result.ndim or not _summed(expr, result, arrays):
+            result[...] = evaluate(expr, result.shape, arrays)
         return
     last = result.shape[split] - 1
     old = Index(f"i{split}", last + 1)
@@ -71,35 +71,47 @@ def _guarded_dim(expr: Expr, shape: tuple[int, ...]) -> int | None:
     return None
 
 
-def _summed(expr: Expr, shape: tuple[int, ...], arrays: dict[str, np.ndarray]) -> np.ndarray | None:
-    """A sum of a few products, each of one large factor and small ones, which are multiplied one
-    after another. The summed dims are outermost, so that loops run along memory."""
+def _summed(expr: Expr, result: np.ndarray, arrays: dict[str, np.ndarray]) -> bool:
+    """Fills a result with sums of a few products, each of one large factor and small ones; whether
+    it is made of such. What is on the way stays in caches: a slice of the first dim at a time."""
     node = expr.args[0] if isinstance(expr, Call) and expr.op.name == "cast" else expr
     operands = factors(node) if isinstance(node, Reduce) else None
     if not isinstance(node, Reduce) or operands is None:
-        return None
+        return False
     if math.prod(a.count for a in node.axes) > FEW_TERMS:
-        return None
-    order = [*node.axes, *(Index(f"i{d}", extent) for d, extent in enumerate(shape))]
-    own = [[x for x in order if x in free_indices(factor)] for factor in operands]
-    values = sorted(
-        ((_over(f, x, arrays), x) for f, x in zip(operands, own)), key=lambda pair: pair[0].size
-    )
-    total, at = values.pop()
-    while values:
-        factor, by = values.pop(0)
-        needed = {x for _, others in values for x in others} | {*order[len(node.axes) :]}
-        left = [x for x in order if x in needed and (x in at or x in by)]
-        names = [[order.index(x) for x in part] for part in (by, at, left)]
-        total, at = np.einsum(factor, names[0], total, names[1], names[2]), left
-    return total.reshape([x.count if x in at else 1 for x in order[len(node.axes) :]])
+        return False
+    first, slice_ = Index("i0", result.shape[0]), Index("i0", 1)
+    axes = [*node.axes, slice_, *(Index(f"i{d}", n) for d, n in enumerate(result.shape) if d)]
+    same = {f: _over(f, axes, arrays) for f in operands if first not in free_indices(f)}
+    for start in range(result.shape[0]):
+        here: dict[Expr, Expr] = {first: slice_ + start}
+        parts = [same.get(f) or _over(substitute(f, here), axes, arrays) for f in operands]
+        result[start] = _product(parts, len(node.axes), axes)[0]
+    return True
 
 
-def _over(expr: Expr, indices: list[Index], arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """The values of an expression at all values of some indices, in this order."""
-    mapping: dict[Expr, Expr] = {x: Index(f"i{n}", x.extent) for n, x in enumerate(indices)}
-    shape = tuple(x.count for x in indices)
-    return evaluate(substitute(expr, mapping), shape, arrays)
+Part = tuple[np.ndarray, list[int]]
+"""Values, and the numbers of the axes that their dims are."""
+
+
+def _product(parts: list[Part], summed: int, axes: list[Index]) -> np.ndarray:
+    """The product of factors, the large one last, summed over the first axes. These stay outermost
+    on the way, so that loops run along memory; no BLAS is used, whose threads take too long."""
+    *smaller, (total, at) = sorted(parts, key=lambda part: part[0].size)
+    for number, (factor, by) in enumerate(smaller):
+        needed = {x for _, others in smaller[number + 1 :] for x in others}
+        left = [x for x in range(len(axes)) if (x >= summed or x in needed) and x in {*at, *by}]
+        total, at = np.einsum(factor, by, total, at, left), left
+    return total.reshape([axes[x].count if x in at else 1 for x in range(summed, len(axes))])
+
+
+def _over(expr: Expr, axes: list[Index], arrays: dict[str, np.ndarray]) -> Part:
+    """The values of an expression at all values of those axes that it depends on."""
+    at = [n for n, x in enumerate(axes) if x in free_indices(expr)]
+    mapping: dict[Expr, Expr] = {axes[n]: Index(f"i{d}", axes[n].extent) for d, n in enumerate(at)}
+    shape = tuple(axes[n].count for n in at)
+    values = evaluate(substitute(expr, mapping), shape, arrays)
+    return np.ascontiguousarray(values), at
 
 
 def _strided(

@@ -10,8 +10,8 @@ import pytest
 from differential import build, floats
 
 from graphc.ir.addresses import flatten_index, unflatten_index
-from graphc.ir.dtypes import boolean, f32, i64
-from graphc.ir.expr import Const, Expr, Index, Load, Reduce, call, select, substitute
+from graphc.ir.dtypes import boolean, f32, f64, i64
+from graphc.ir.expr import Const, Expr, Index, Load, Reduce, call, cast, select, substitute
 from graphc.ir.interp import evaluate
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
@@ -324,6 +324,25 @@ def test_packing_of_arithmetic_and_of_nothing():
     (none,) = indices(0)
     empty = Output(Buffer("t", f32, (0,), "out"), (none,), Load("w", (none,), f32))
     assert materialise(empty, {"w": np.zeros(0, np.float32)}).shape == (0,)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 1, 3), (3, 2, 1, 0)])
+def test_sums_of_products_with_small_matrices(order):
+    """A matrix on either side, with the dims of the result in any order."""
+    extents = (4, 5, 6, 7)
+    space = indices(*(extents[d] for d in order))
+    i, j, c, k = (space[order.index(d)] for d in range(4))
+    taps = Index("tap0", 3), Index("tap1", 2)
+    left, right = Load("g", (i, taps[0]), f64), Load("h", (j, taps[1]), f64)
+    product = left * right * cast(Load("w", (k, c, *taps), f32), f64)
+    r = rng(8)
+    arrays = {"g": r.standard_normal((4, 3)), "h": r.standard_normal((5, 2)),
+              "w": floats(r, 7, 6, 3, 2)}  # fmt: skip
+    expr = cast(Reduce("sum", product, taps), f32)
+    buffer = Buffer("t", f32, tuple(int(x.extent) for x in space), "out")
+    found = materialise(Output(buffer, tuple(space), expr), arrays)
+    wanted = np.einsum("ia,jb,kcab->ijck", *arrays.values()).transpose(order)
+    np.testing.assert_allclose(found, wanted, 1e-6, 1e-6)
 
 
 # ---------------------------------------------------------------- computations
