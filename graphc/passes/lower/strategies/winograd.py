@@ -10,11 +10,11 @@ blocks of tiles, so that what is transformed stays in the second level of cache:
   tiles of registers (register_tiles.py);
 * these are transformed back, and the epilogue is applied, a tile at a time.
 
-Where a tile has an output that is not finite, that tile and vector of channels is computed again,
-directly: an infinity or NaN of the input, or an overflow on the way, then reaches those outputs
-alone whose taps meet it. Rounding errors are larger than those of direct products, in proportion to
-the largest inputs of the tile and weights (docs/definitions.md). Which m, or none, is fastest is
-estimated (winograd_costs.py).
+Where a tile has an output that is not finite, or very large, that tile and vector of channels is
+computed again, directly: an infinity, NaN or outlier of the input, or an overflow on the way, then
+reaches those outputs alone whose taps meet it. Rounding errors are larger than those of direct
+products, in proportion to the largest inputs of the tile and weights (docs/definitions.md). Which
+m, or none, is fastest is estimated (winograd_costs.py).
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ from graphc.passes.lower.transforms.winograd import TAPS, Winograd, both_ways, w
 
 LONG_PROLOGUE = 16  # cost beyond which an element is not computed again for each tile that reads it
 FEWEST_LANES = 4
+LARGEST = float(1 << 30)  # sum of a tile's outputs that leaves others beside it some digits
 
 
 def lower_winograd(computation: Computation, options: RegisterTileOptions) -> Lowered | str:
@@ -268,8 +269,8 @@ class WinogradEmitter:
     def _transform_back(
         self, products: Buffer, sums: Buffer, t: Expr, start: int, width: int
     ) -> Expr:
-        """Stores the sums of a tile for a vector of output channels; whether one of them is not
-        finite."""
+        """Stores the sums of a tile for a vector of output channels; whether one of them is very
+        large, or no number."""
         k, n, m = self.k, self.form.points, self.form.outputs
         held, bits = k.alloc(boolean, (max(width, 2),), "reg"), k.alloc(i64, (1,), "stack")
         lanes, panel = self.plan.lanes, self.plan.panel
@@ -284,7 +285,7 @@ class WinogradEmitter:
                 for x, value in enumerate(row):
                     k.store(sums, simplify(v + (y * m + x) * lanes), value)
                     whole = k.let(whole + value)
-            k.store(held, v, call("isnan", whole) | call("isinf", whole))
+            k.store(held, v, ~(call("abs", whole) < LARGEST))
         if width == 1:
             return k.let(held[Const(0, i64)])
         k.emit(mask(bits, held))

@@ -170,6 +170,19 @@ def test_concatenated_operands_are_read_where_they_lie():
     assert "winograd" in {name.rsplit("_", 1)[0] for name in program.kernels}
 
 
+def test_outliers_do_not_spoil_their_neighbours():
+    x, bump = floats(rng(17), 1, 32, 13, 11), np.zeros((1, 32, 13, 11), np.float32)
+    bump[0, 3, 5, 7] = 1e30
+    make, weights = convolution(
+        x, (1, 1, 1, 1), 48, lambda b, y: b.Clip(y, np.float32(-6), np.float32(6)), bump=bump
+    )
+    graph, inputs = build(make, x=x)
+    assert "winograd" in used(graph)
+    whole = x.astype(np.float64) + 2 * bump.astype(np.float64)
+    expected = np.clip(in_float64(whole, weights, (1, 1, 1, 1)), -6, 6)
+    np.testing.assert_allclose(native(program_of(graph), inputs)[0], expected, 1e-4, 1e-4)
+
+
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 1.5e38])
 @pytest.mark.parametrize("at", [(0, 0), (5, 7), (12, 10)])
 def test_values_that_are_not_finite_reach_their_outputs_alone(value, at):
