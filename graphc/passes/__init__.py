@@ -4,6 +4,7 @@ from graphc.passes import (  # noqa: F401  (register)
     checks,
     cse,
     dce,
+    dead_channels,
     decompose,
     fusion,
     integers,

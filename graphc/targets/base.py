@@ -39,7 +39,9 @@ RTOL = 1e-4
 """The largest error of results in float32, relative to their range, that is expected."""
 NARROW_RTOL = 1e-2
 """The same where factors are rounded to a narrower type (passes/precision.py)."""
-PREPARING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce"
+PREPARING = (
+    "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce, dead-channels"
+)
 """What most pipelines have in front of layouts and fusion."""
 
 

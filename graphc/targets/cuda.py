@@ -126,7 +126,7 @@ class Cuda(Rounding):
     def pipeline(self) -> str:
         return (
             "checks, integers, rewrite{group=axes}, canonicalise, rewrite{group=lowering},"
-            " decompose, fold, canonicalise, cse, rewrite{group=products},"
+            " decompose, fold, canonicalise, cse, dead-channels, rewrite{group=products},"
             " rewrite{group=parts}, merge-products,"
             f" precision{{type={self.precision}}}, dce, layout,"
             " fuse, fuse-attention, fuse-gates, fuse-siblings"

@@ -30,6 +30,7 @@ from graphc.ir.expr import (
     Load,
     Reduce,
     Ref,
+    called,
     free_indices,
     loads,
     substitute,
@@ -130,16 +131,30 @@ def _known_function(op: Op) -> tuple[Expr, dict[Expr, Range]] | None:
     function = scalar_function(op)
     if function is None:
         return None
+    given = {n: value for n, value in enumerate(op.inputs) if value is not None}
+    ranges: dict[Expr, Range] = {
+        Ref(f"x{n}", value.tensor.dtype): range_of(value) for n, value in given.items()
+    }
+    return simplify(function, _numbers(op)), ranges
+
+
+def _numbers(op: Op) -> dict[Expr, Expr]:
+    """The operands, as `scalar_function` names them, that are constants of one element."""
     numbers: dict[Expr, Expr] = {}
-    ranges: dict[Expr, Range] = {}
     for n, value in enumerate(op.inputs):
-        if value is None:
-            continue
-        x = Ref(f"x{n}", value.tensor.dtype)
-        if value.constant is not None and value.constant.size == 1:
-            numbers[x] = Const(value.constant.item(), value.tensor.dtype)
-        ranges[x] = range_of(value)
-    return simplify(function, numbers), ranges
+        if value is not None and value.constant is not None and value.constant.size == 1:
+            dtype = value.tensor.dtype
+            numbers[Ref(f"x{n}", dtype)] = Const(value.constant.item(), dtype)
+    return numbers
+
+
+def never_limits(op: Op, ends: Range) -> bool:
+    """Whether a pointwise op gives its first operand as it is, if that keeps within these ends."""
+    function = scalar_function(op)
+    if not isinstance(function, Call) or not called(function) & {*EXTREMES, "select"}:
+        return False
+    x = Ref("x0", op.output.tensor.dtype)
+    return decided(simplify(function, _numbers(op)), {x: ends}) is x
 
 
 def is_monotone(op: Op, operand: int = 0, falling: bool = False) -> bool:

@@ -2,6 +2,7 @@
 
     dims_along(op, axis)      the dim of each operand that runs along an axis of the only result
     computes_alike(a, b)      whether b, of parts of a's operands, computes part of a's result
+    is_resized(a, b, indices) whether b is a of other extents
     map_operand(op)           maps of which an op makes others linearly, each channel alone
 
 An op given by a graph of others is followed through its body.
@@ -10,8 +11,22 @@ An op given by a graph of others is followed through its body.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from graphc.ir.expr import Call, Const, Expr, Load, Reduce, Ref, free_indices, loads, substitute
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    Ref,
+    free_indices,
+    loads,
+    reduce,
+    substitute,
+    transform,
+)
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import expand, op_body
 from graphc.ir.scalar import ops as scalar_ops
@@ -89,6 +104,21 @@ def computes_alike(whole: Op, part: Op) -> bool:
         _is_same_constant(whole.inputs[int(load.source)], part.inputs[int(load.source)])
         for load in loads(body)
     )
+
+
+def is_resized(whole: Op, part: Op, indices: Mapping[Index, int]) -> bool:
+    """Whether the body of one op is that of another, but for the extents of its own dims, and those
+    given of indices that it reduces over."""
+    own = zip(own_index(whole.output), own_index(part.output))
+    sizes = {index: other for index, other in own}
+    sizes |= {index: Index(index.name, extent) for index, extent in indices.items()}
+
+    def resize(node: Expr) -> Expr | None:
+        if isinstance(node, Reduce):
+            return reduce(node.op, node.body, [sizes.get(axis, axis) for axis in node.axes])
+        return sizes.get(node) if isinstance(node, Index) else None
+
+    return simplify(transform(op_body(whole), resize)) is simplify(op_body(part))
 
 
 def _is_same_constant(a: Value | None, b: Value | None) -> bool:
