@@ -88,12 +88,12 @@ class Flow:
         return None if found is None else found.axis
 
     def _follow(self, op: Op) -> None:
-        variable = {n: v for n, v in enumerate(op.inputs) if self.axis(v) is not None}
+        variable = [n for n, v in enumerate(op.inputs) if self.axis(v) is not None]
         along = self._along(op)
-        for value in op.outputs if along is None else ():
-            self.keep(value)
-        for n, value in variable.items():
-            assert value is not None
+        for result in op.outputs if along is None else ():
+            self.keep(result)
+        for n in variable:
+            value = op.operand(n)
             if along is not None and along[n] == self.axis(value):
                 self._join(value, op.output)
                 continue
@@ -103,9 +103,9 @@ class Flow:
             else:
                 self.summings.append(summing)
         for n, dim in enumerate(along or ()):
-            value = op.inputs[n]
-            if dim is not None and value is not None and value.constant is None:
-                if self.axis(value) != dim:
+            other = op.inputs[n]
+            if dim is not None and other is not None and other.constant is None:
+                if self.axis(other) != dim:
                     self.keep(op.output)
 
     def _along(self, op: Op) -> list[int | None] | None:

@@ -175,7 +175,8 @@ def _checked(node: Call, low: tuple, high: tuple, nan: bool) -> Interval:
         wide = [[np.asarray(x).astype(np.int64) for x in side] for side in (low, high)]
         numbers = [np.asarray(node.op.numpy(*side)) for side in wide]  # type: ignore[misc]
     about = [node.op.numpy(*(x.astype(np.float64) for x in side)) for side in wide]  # type: ignore[misc]
-    return _fitting(*numbers, _wraps(*about, dtype, LARGEST), dtype)
+    wraps = _wraps(about[0], about[1], dtype, LARGEST)
+    return _fitting(numbers[0], numbers[1], wraps, dtype)
 
 
 def _outwards(ends: Interval, dtype: DType) -> Interval:
