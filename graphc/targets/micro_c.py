@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from graphc.runtime.plans import Executable
 
 CPUS = ("generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "rv32")
-GOALS = ("speed", "size")
+GOALS = ("speed", "fastest", "size")
 PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
 CHIPS = ("stm32l4r5", "nrf5340", "stm32u575", "stm32h7a3")
 BOARDS = ("mps2-an386", "mps2-an500", "mps2-an505", "mps3-an547", "riscv32-virt")
@@ -55,7 +55,10 @@ class MicroC(Trains):
     """C99 for a microcontroller, run on the host."""
 
     cpu: str = option(CPUS[0], f"the processor it is for: {', '.join(CPUS)}", choices=CPUS)
-    opt: str = option(GOALS[0], "optimise code for this", choices=GOALS)
+    opt: str = option(
+        GOALS[0], "optimise code for this; `fastest` takes more flash and stack, for weights as "
+        "instructions read them and convolutions in fewer products", choices=GOALS,
+    )  # fmt: skip
     io: str = option(
         "caller", "whether inputs and outputs are the caller's, or live in the arena and take no "
         "memory of their own", choices=("caller", "arena"),
@@ -175,7 +178,7 @@ class MicroC(Trains):
     def strategies(self) -> Sequence[Strategy]:
         from graphc.backends.micro_c.strategies import strategies
 
-        return strategies(self.processor, small=self.opt == "size")
+        return strategies(self.processor, self.opt)
 
     def conventions(self) -> Conventions:
         from graphc.backends.micro_c.kept_state import pairs

@@ -1,9 +1,11 @@
-"""What code is made for: `speed`, which gives up bytes for instructions, or `size`, the reverse.
+"""What code is made for: `speed`, which gives up bytes of code for instructions; `fastest`, which
+gives up flash and stack as well; or `size`, the reverse.
 
 For speed, tiles are as large as the registers allow, and kernels that differ in numbers only are
-one function where there are many of them. For size, tiles are small, two such kernels are one
-function, and compilers are asked to leave loops as they are written. Vectors have instructions for
-constant numbers alone, so that kernels of vectors are shared for size only.
+one function where there are many of them. The fastest convolutions take fewer products, of larger
+weights (strategies/winograd.py). For size, tiles are small, two such kernels are one function, and
+compilers are asked to leave loops as they are written. Vectors have instructions for constant
+numbers alone, so that kernels of vectors are shared for size only.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ class Goal:
 
 
 SPEED = Goal("speed", family=4)
+FASTEST = Goal("fastest", family=4)
 SIZE = Goal("size", family=2)
-GOALS = {goal.name: goal for goal in (SPEED, SIZE)}
+GOALS = {goal.name: goal for goal in (SPEED, FASTEST, SIZE)}
 
 
 def goal_of(name: str) -> Goal:

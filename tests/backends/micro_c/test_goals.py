@@ -59,7 +59,7 @@ def test_sizes_lie_in_binary_constants_too(tmp_path):
 
 
 def test_unknown_goals():
-    with pytest.raises(ModelError, match="speed, size"):
+    with pytest.raises(ModelError, match="speed, fastest, size"):
         driver.program_for(driver.typed(dense_layers()), "c", opt="beauty")
-    with pytest.raises(ModelError, match="speed or size"):
+    with pytest.raises(ModelError, match="speed or fastest or size"):
         bundle(driver.program_for(driver.typed(dense_layers()), "c"), BundleOptions(opt="beauty"))

@@ -7,9 +7,9 @@ import pytest
 
 from graphc.backends.micro_c.intrinsics import in_plain_loops
 from graphc.errors import InternalError
-from graphc.ir.dtypes import i8, i32
+from graphc.ir.dtypes import i8, i16, i32
 from graphc.ir.expr import Const
-from graphc.ir.instructions import dot4
+from graphc.ir.instructions import dot4, dot4_wide
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.kernel_interp import run_kernel
 
@@ -30,7 +30,24 @@ def test_dot4_in_plain_loops():
     np.testing.assert_array_equal(out, 5 + products.reshape(3, 4).sum(1))
 
 
+def test_dot4_wide_in_plain_loops():
+    a, w, y = Buffer("a", i16, (8,)), Buffer("w", i16, (8,)), Buffer("y", i32, (2,), "out")
+    k = KernelBuilder()
+    with k.loop(2) as i:
+        total = k.var(i32, Const(-3, i32))
+        k.emit(dot4_wide(total[()], a[i * 4], w[i * 4]))
+        k.store(y, i, total[()])
+    kernel = in_plain_loops(Kernel("dots", (a, w, y), k.body()))
+    random = np.random.default_rng(3)
+    left, right = (random.integers(-4000, 4001, 8).astype(np.int16) for _ in range(2))
+    out = np.zeros(2, np.int32)
+    run_kernel(kernel, {"a": left, "w": right, "y": out})
+    np.testing.assert_array_equal(out, (left.astype(int) * right).reshape(2, 4).sum(1) - 3)
+
+
 def test_dot4_refuses_other_types():
     wide = Buffer("a", i32, (4,))
+    with pytest.raises(InternalError, match="dot4_wide"):
+        dot4_wide(wide[0], wide[0], wide[0])
     with pytest.raises(InternalError, match="dot4"):
         dot4(wide[0], wide[0], wide[0], 0)

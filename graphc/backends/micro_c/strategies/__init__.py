@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from graphc.backends.micro_c.cpus import DEFAULT, PAIRS, Cpu, cpu_of
+from graphc.backends.micro_c.goals import FASTEST, SIZE, SPEED
 from graphc.backends.micro_c.strategies.helium.strategy import lower_helium
 from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
+from graphc.backends.micro_c.strategies.padded_copy import lower_padded
 from graphc.backends.micro_c.strategies.scalar_tiles import TileOptions, lower_tiles
+from graphc.backends.micro_c.strategies.winograd import lower_winograd
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
@@ -16,12 +20,19 @@ from graphc.passes.lower.strategies.plain import nest_strategy
 FEW, MANY = 12, 24  # general registers
 
 
-def strategies(cpu: str = DEFAULT, small: bool = False) -> Sequence[Strategy]:
-    """Register tiles for sums of products, plain loops for everything else; `small` ones make
-    less code."""
+def strategies(cpu: str = DEFAULT, goal: str = SPEED.name) -> Sequence[Strategy]:
+    """Register tiles for sums of products, plain loops for everything else, as a goal wants them
+    (goals.py)."""
     target = cpu_of(cpu)
-    options = small_tiles(target) if small else tile_options(target)
-    chosen: list[Strategy] = [partial(lower_tiles, options=options), nest_strategy(NestOptions())]
+    options = small_tiles(target) if goal == SIZE.name else tile_options(target)
+    first: list[Strategy] = []
+    if goal == FASTEST.name and target.has(PAIRS) and not target.vectors:
+        options = replace(options, spread=True, quad_unroll=8)
+        first = [lower_winograd]
+    chosen: list[Strategy] = [
+        *first, partial(lower_padded, options=options), partial(lower_tiles, options=options),
+        nest_strategy(NestOptions()),
+    ]  # fmt: skip
     if target.vectors:
         chosen.insert(0, partial(lower_helium, options=HeliumOptions()))
     return chosen

@@ -14,7 +14,9 @@ several products.
   it, unless the result is computed in place of an operand. What is left of a row whose extent is
   known at run time is computed one element at a time.
 * Where eight-bit integers lie in a row along the innermost summed index, four products are one
-  instruction (intrinsics.py); the weights of a column are then stored four by four.
+  instruction (intrinsics.py); the weights of a column are then stored four by four. In the middle
+  of the row, where no guard is in between, that index may be several: the taps along a row of the
+  image and the channels of each.
 * The innermost summed index is unrolled, wholly if it is short.
 """
 
@@ -23,10 +25,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
-from graphc.ir.dtypes import DType, i8, i32, i64, u8
-from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, loads
+from graphc.ir.dtypes import DType, i8, i16, i32, i64, u8
+from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, call, free_indices, loads
 from graphc.ir.extents import divided, points
-from graphc.ir.instructions import LANES, dot4
+from graphc.ir.instructions import LANES, dot4, dot4_spread
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer
@@ -51,6 +53,7 @@ class TileOptions:
     integer_columns: int = 2
     integer_alone: int = 4
     quads: bool = True  # whether four products of bytes are one instruction
+    spread: bool = False  # whether the weights of these are stored as pairs of int16
     quad_rows: int = 2
     quad_columns: int = 2
     quad_alone: int = 4
@@ -80,6 +83,14 @@ def _all_quads(factors: list[Expr]) -> bool:
     return all(centred_byte(factor) is not None for factor in factors)
 
 
+def _reshaped(position: tuple[Expr, ...], of: list[Index], to: list[Index]) -> tuple[Expr, ...]:
+    """A place among some indices as one among others, which run over the same."""
+    if of == to:
+        return position
+    offset = flatten_index(position, tuple(k.extent for k in of))
+    return unflatten_index(offset, tuple(k.extent for k in to))
+
+
 def best_size(count: int, most: int, partners: int, once: bool) -> int:
     """The length of tiles along an index of `count` elements that costs the fewest instructions.
 
@@ -100,14 +111,26 @@ def best_size(count: int, most: int, partners: int, once: bool) -> int:
 # ---------------------------------------------------------------- emission
 
 
+class Window:
+    """What is summed: an element `a`, and the summed indices, of which those that move through it
+    as one are one loop."""
+
+    def __init__(self, depth: list[Index], exprs: list[Expr]):
+        self.depth, (self.a,) = depth, exprs
+
+
 class _Emitter:
     """Emits the loops of a match."""
 
     def __init__(self, match: ProductMatch, options: TileOptions):
         self.match, self.options = match, options
         self.k = KernelBuilder()
-        self.depth, self.a = self._merged_depth()
+        self.edges = Window(*merge_adjacent(match.depth, [match.a]))
+        self.middle = self._middle()
         self.quads = self._has_quads()
+        self.spread = self.quads and options.spread
+        if not self.quads:
+            self.middle = self.edges
         self.outer = [x for x in match.indices if x is not match.row and x is not match.column]
         self.inplace = self._in_place()
         self.rows, self.columns = self._sizes()
@@ -131,18 +154,20 @@ class _Emitter:
         low, high = interior(match.row, match) if match.row is not None else (0, 0)
         return best_size(high - low, rows, columns, once), columns
 
-    def _merged_depth(self) -> tuple[list[Index], Expr]:
-        """Summed indices that move through `a` as one are one loop."""
-        depth, (a,) = merge_adjacent(self.match.depth, [self.match.a])
-        return depth, a
+    def _middle(self) -> Window:
+        """The sum where no guard depends on the row: more of its indices move as one."""
+        row = self.match.row
+        atoms = [x for x in self.match.guards if row is not None and row in free_indices(x)]
+        held: dict[Expr, Expr] = {atom: TRUE for atom in atoms}
+        return Window(*merge_adjacent(self.match.depth, [simplify(self.match.a, held)]))
 
     def _has_quads(self) -> bool:
         """Whether both factors are bytes, and those of `a` neighbours along the last sum."""
-        b, last = self.match.b, self.depth[-1]
+        b, last = self.match.b, self.middle.depth[-1]
         if self.match.hole.dtype is not i32 or _widened(b) is None or last.count < LANES:
             return False
         stored = [x.dtype for x in loads(b)]
-        reads = [x for x in loads(self.a)]
+        reads = [x for x in loads(self.middle.a)]
         return (
             self.options.quads and stored == [i8] and len(reads) == 1 and reads[0].dtype in (i8, u8)
             and is_affine_in(reads[0].index[0], last) == 1
@@ -157,8 +182,8 @@ class _Emitter:
         fixed = [x for x in self.outer if x in used]
         lanes = self.columns if match.column is not None else 1
         panels = -(-match.column.count // lanes) if match.column is not None else 1
-        deep = [k.count for k in self.depth]
-        tail = [lanes]
+        deep, tail = [k.count for k in self.middle.depth], [lanes]
+        end = Const(deep[-1] - 1, i64)
         if self.quads:
             deep[-1], tail = -(-deep[-1] // LANES), [lanes, LANES]
         shape = (*(x.count for x in fixed), panels, *deep, *tail)
@@ -167,8 +192,7 @@ class _Emitter:
         panel, lane = index[first - 1], index[first + len(deep)]
         position: list[Expr] = list(index[first : first + len(deep)])
         if self.quads:
-            end = Const(self.depth[-1].count - 1, i64)
-            position[-1] = call("min", position[-1] * LANES + index[-1], end)
+            position[-1] = call("min", position[-1] * LANES + self._within(index[-1]), end)
         mapping: dict[Expr, Expr] = dict(zip(fixed, index))
         mapping.update(self._unmerged(tuple(position)))
         if match.column is not None:
@@ -176,8 +200,13 @@ class _Emitter:
         shapes = shapes_of(match.computation.inputs)
         stored = match.b if self.wide is None else match.b.args[0]  # type: ignore[attr-defined]
         b = unflatten_loads(simplify(stored, mapping), shapes)
+        b = b.cast(i16) if self.spread else b
         weights, whole = Buffer("weights", b.dtype, shape), match.computation
         return weights, whole.filling(weights, index, b, f"weights of {whole.label}")
+
+    def _within(self, place: Expr) -> Expr:
+        """Which of four products is at a place; as well at which place one is."""
+        return place % 2 * 2 + place // 2 if self.spread else place
 
     def _column(self, panel: Expr, lane: Expr | int) -> Expr:
         """A column of a panel. The last panel is full too: it begins in the one before it, or, if
@@ -191,19 +220,18 @@ class _Emitter:
 
     def _unmerged(self, position: tuple[Expr, ...]) -> dict[Expr, Expr]:
         """The original summed indices in terms of positions on the merged ones."""
-        original = unflatten_index(
-            flatten_index(position, tuple(k.extent for k in self.depth)),
-            tuple(k.extent for k in self.match.depth),
-        )
+        original = _reshaped(position, self.middle.depth, self.match.depth)
         return dict(zip(self.match.depth, original))
 
     def _weight(self, at: dict, panel: Expr, lane: int) -> Expr:
         used = free_indices(self.match.b)
         fixed = tuple(at[x] for x in self.outer if x in used)
-        deep = tuple(at[k] for k in self.depth)
+        own = self.middle.depth if self.middle.depth[-1] in at else self.edges.depth
+        deep = _reshaped(tuple(at[k] for k in own), own, self.middle.depth)
         where = (*fixed, panel, *deep, Const(lane, i64))
         if self.quads:
             group, within = simplify(deep[-1] // LANES), simplify(deep[-1] % LANES)
+            within = simplify(self._within(within))
             where = (*fixed, panel, *deep[:-1], group, Const(lane, i64), within)
         position = flatten_index(where, self.weights.shape)
         stored = Load(self.weights.name, (position,), self.weights.dtype)
@@ -234,7 +262,7 @@ class _Emitter:
             return
         row = self.match.row
         if row is None:
-            self._columns(at, None, Const(0, i64), 1)
+            self._columns(self.middle, at, None, Const(0, i64), 1)
             return
         if not isinstance(row.extent, int):
             self._open_rows(at, row)
@@ -247,37 +275,44 @@ class _Emitter:
         if tiles:
             with self.k.loop(tiles) as x:
                 first = call("min", x * size + low, Const(high - size, i64))
-                self._columns(at, row, simplify(first), size)
+                self._columns(self.middle, at, row, simplify(first), size)
         if extent > covered:
             with self.k.loop(extent - covered) as x:
                 beyond = call("min", call("max", x - (low - 1), Const(0, i64)), Const(1, i64))
-                self._columns(at, row, simplify(x + beyond * covered), 1)
+                self._columns(self.edges, at, row, simplify(x + beyond * covered), 1)
 
     def _open_rows(self, at: dict, row: Index) -> None:
         """Tiles as far as they go, then row by row."""
         whole, left = divided(row.extent, self.rows)
         with self.k.loop(whole) as x:
-            self._columns(at, row, simplify(x * self.rows), self.rows)
+            self._columns(self.middle, at, row, simplify(x * self.rows), self.rows)
         with self.k.loop(left) as x:
-            self._columns(at, row, simplify(whole * self.rows + x), 1)
+            self._columns(self.middle, at, row, simplify(whole * self.rows + x), 1)
 
-    def _columns(self, at: dict, row: Index | None, first: Expr, size: int) -> None:
+    def _columns(self, window: Window, at: dict, row: Index | None, first: Expr, size: int) -> None:
         """All columns of a tile of rows."""
         column = self.match.column
         if column is None:
-            self._tile(at, row, first, size, Const(0, i64), 1)
+            self._tile(window, at, row, first, size, Const(0, i64), 1)
             return
         whole, rest = divmod(column.count, self.columns)
         whole += bool(rest and not self.inplace)
         with self.k.loop(whole) as panel:
-            self._tile(at, row, first, size, panel, self.columns)
+            self._tile(window, at, row, first, size, panel, self.columns)
         if rest and self.inplace:
-            self._tile(at, row, first, size, Const(whole, i64), rest)
+            self._tile(window, at, row, first, size, Const(whole, i64), rest)
 
     # ---------------------------------------------------------------- one tile
 
     def _tile(
-        self, at: dict, row: Index | None, first: Expr, size: int, panel: Expr, width: int
+        self,
+        window: Window,
+        at: dict,
+        row: Index | None,
+        first: Expr,
+        size: int,
+        panel: Expr,
+        width: int,
     ) -> None:
         """The sums of size x width elements, and what is made of them."""
         dtype = self.match.hole.dtype
@@ -290,9 +325,9 @@ class _Emitter:
                 if self.match.column is not None:
                     cell[self.match.column] = self._column(panel, u)
                 cells.append((cell, u, self.k.var(dtype, Const(0, dtype))))
-        factors = [simplify(self.a, cell) for cell, _, _ in cells]
+        factors = [simplify(window.a, cell) for cell, _, _ in cells]
         bound = frozenset(x for e in (*at.values(), first, panel) for x in free_indices(e))
-        self._sum(list(self.depth), factors, at, panel, cells, bound)
+        self._sum(list(window.depth), factors, at, panel, cells, bound)
         for cell, _, total in cells:
             value = simplify(self.match.expr, {self.match.hole: total[()]})
             where = simplify(self.match.offset, cell)
@@ -321,7 +356,8 @@ class _Emitter:
     def _steps(self, axis: Index, low: Expr, extent: Expr, last: bool, state: tuple) -> None:
         """The loop over `extent` values of an axis from `low`, unrolled if it is the last."""
         count = extent.value if isinstance(extent, Const) else None
-        if last and self.quads and count == axis.count and _all_quads(state[1]):
+        aligned = axis is self.middle.depth[-1] or axis.count % LANES == 0
+        if last and self.quads and aligned and count == axis.count and _all_quads(state[1]):
             self._groups(axis, count, state)
             return
         if last and count is not None and count <= self.options.whole:
@@ -359,7 +395,8 @@ class _Emitter:
             load, centre = centred
             narrow = weight.args[0]
             assert isinstance(narrow, Load)
-            self.k.emit(dot4(total[()], load, narrow, centre))
+            emitted = dot4_spread if self.spread else dot4
+            self.k.emit(emitted(total[()], load, narrow, centre))
 
     def _step(self, axis: Index, position: Expr, state: tuple, new: frozenset) -> None:
         rest, factors, at, panel, cells, bound = state

@@ -32,7 +32,7 @@ from graphc.backends.micro_c.timing.disassembly import (
 from graphc.backends.micro_c.timing.processors import VECTOR, Processor
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Expr, Load, walk
-from graphc.ir.instructions import DOT4
+from graphc.ir.instructions import DOT4, DOT4_SPREAD, DOT4_WIDE
 from graphc.ir.kernel import (
     Alloc,
     Body,
@@ -53,8 +53,12 @@ _ROOTS = frozenset(("div", "sqrt", "recip", "rsqrt"))
 _FUNCTIONS = frozenset(("exp", "log", "tanh", "erf", "sin", "cos", "pow", "tan", "sigmoid"))
 _VECTORS = {LOAD: VLOAD, STORE: VSTORE, MUL: VMAC, MAC: VMAC, ALU: VALU, FLOAT: VALU, FMUL: VMAC,
             FMA: VMAC}  # fmt: skip
-# dot4: with pairs two loads, four widenings and two products; else four of each
-_DOT_PAIRS = {LOAD: 2, ALU: 4, MAC: 2}
+# four products: with pairs two loads, the widening of bytes, and two products; else four of each
+_DOTS = {
+    DOT4: {LOAD: 2, ALU: 4, MAC: 2},
+    DOT4_SPREAD: {LOAD: 2, ALU: 2, MAC: 2},
+    DOT4_WIDE: {LOAD: 2, MAC: 2},
+}
 _DOT_BYTES = {LOAD: 8, MAC: 4}
 
 
@@ -93,8 +97,7 @@ class _Counting:
                 if isinstance(stmt, Store) and stmt.index and stmt.buffer not in self.held:
                     total[STORE] += 1
             elif isinstance(stmt, Intrin):
-                dot = _DOT_PAIRS if self.pairs else _DOT_BYTES
-                total += Counter(dot if stmt.name == DOT4 else {VMAC: 1})
+                total += Counter(self._intrin(stmt.name))
             elif isinstance(stmt, If):
                 then, other = self.body(stmt.then), self.body(stmt.orelse)
                 total += then if then.total() >= other.total() else other
@@ -102,6 +105,11 @@ class _Counting:
             elif isinstance(stmt, While):
                 total += self.body(stmt.body) + self._values(stmt.condition)
         return total
+
+    def _intrin(self, name: str) -> dict[str, int]:
+        if name not in _DOTS:
+            return {VMAC: 1}
+        return _DOTS[name] if self.pairs else _DOT_BYTES
 
     def _loop(self, loop: For) -> Counter[str]:
         trips = largest(loop.extent)

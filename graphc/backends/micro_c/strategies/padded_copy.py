@@ -1,0 +1,74 @@
+"""Small images are copied with their padding, where many windows of a row hang over its edges.
+
+Without guards all windows of the row are in tiles, four products of bytes at a time
+(scalar_tiles.py); otherwise those at the edges are computed one product at a time. The copy holds
+each element once (transforms/im2col.py) and is small next to the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from graphc.backends.micro_c.strategies.scalar_tiles import TileOptions, lower_tiles
+from graphc.ir.dtypes import i32
+from graphc.ir.expr import Call, Const, Reduce, substitute
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.core import reductions_in
+from graphc.passes.analysis.factors import centred
+from graphc.passes.analysis.weighted import interior, match_product
+from graphc.passes.lower.lowered import Lowered
+from graphc.passes.lower.transforms.im2col import Window, window
+
+NAME = "padded"
+EDGES = 5  # a copy is made if at least every fifth window of a row hangs over an edge
+SHARE = 8  # and if the copy takes at most an eighth of the result
+
+
+def lower_padded(computation: Computation, options: TileOptions) -> Lowered | str:
+    """The kernels of a sum over windows of a padded copy, or the reason why there is none."""
+    match = match_product(computation, options.min_depth)
+    if isinstance(match, str):
+        return match
+    row = match.row
+    if not options.quads or match.hole.dtype is not i32 or row is None:
+        return f"{NAME}: it must sum products of bytes, four at a time"
+    low, high = interior(row, match) if isinstance(row.extent, int) else (0, 0)
+    if not isinstance(row.extent, int) or (row.extent - (high - low)) * EDGES < row.extent:
+        return f"{NAME}: few windows hang over an edge"
+    output = computation.outputs[0]
+    (hole,) = reductions_in([output.expr])
+    found = _copied(computation, hole)
+    if isinstance(found, str):
+        return found
+    copy, summed = found
+    size, limit = copy.buffer.size, output.buffer.size
+    if not isinstance(size, int) or size * SHARE > limit * output.buffer.dtype.size:
+        return f"{NAME}: a copy takes {size} bytes, the result {limit}"
+    changed = replace(output, expr=substitute(output.expr, {hole: summed}))
+    inputs = (*computation.inputs, copy.buffer)
+    inner = lower_tiles(replace(computation, inputs=inputs).restricted([changed]), options)
+    if isinstance(inner, str):
+        return inner
+    filled = computation.filling(
+        copy.buffer, copy.index, copy.contents, f"padded input of {computation.label}"
+    )
+    return replace(
+        inner, prepare=[filled, *inner.prepare], temporaries=[copy.buffer, *inner.temporaries]
+    )
+
+
+def _copied(computation: Computation, hole: Reduce) -> tuple[Window, Reduce] | str:
+    """A copy of what is summed, and the sum over it."""
+    if hole.factors is None:
+        return f"{NAME}: it must sum products"
+    for n, factor in enumerate(hole.factors):
+        element = centred(factor)
+        if element is None or not isinstance(element.byte, Call) or element.padding is None:
+            continue
+        copy = window(element.byte, "padded", computation)
+        if copy is None or not isinstance(element.zero, Const):
+            continue
+        value = copy.load.cast(i32) - element.zero
+        factors = (value, hole.factors[1]) if n == 0 else (hole.factors[0], value)
+        return copy, Reduce(hole.op, factors[0] * factors[1], hole.axes)
+    return f"{NAME}: no factor is bytes with padding"

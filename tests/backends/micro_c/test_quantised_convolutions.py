@@ -1,0 +1,144 @@
+"""Quantised convolutions give the same integers in fewer products, or with weights stored in pairs,
+at borders and extremes too."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from programs import check_program
+
+from graphc import driver
+from graphc.ir.build import Builder
+from graphc.ir.dtypes import i8, u8
+from graphc.ir.graph import Graph
+from graphc.ir.interp import interpret
+from graphc.ir.kernel import Intrin, walk_stmts
+from graphc.ir.types import TensorType
+
+FULL = {"low": -128, "high": 127, "to": i8.onnx}
+FASTEST = {"cpu": "cortex-m4", "opt": "fastest"}
+
+
+def convolution(
+    shape, channels, zero, dtype=i8, seed=0, residual=False, extreme=False, taps=(3, 3), **attrs
+):
+    """A quantised convolution of images whose channels lie innermost, which a residual sum follows
+    or not."""
+    rng = np.random.default_rng(seed)
+    graph = Graph("net")
+    graph.phase = "typed"
+    images = graph.add_param(TensorType(dtype, tuple(shape[n] for n in (0, 2, 3, 1))), "x")
+    b = Builder(graph)
+    x = b.Transpose(images, perm=(0, 3, 1, 2))
+    weights = rng.integers(-128, 128, (channels, shape[1] // attrs.get("group", 1), *taps))
+    if extreme:
+        weights = np.where(weights < 0, -128, 127)
+    total = b.ConvInteger(x, weights.astype(np.int8), np.array(zero, dtype.np), **attrs)
+    total = b.Add(total, rng.integers(-999, 999, (channels, 1, 1)).astype(np.int32))
+    by = rng.integers(1 << 20, 1 << 22, channels).astype(np.int32)
+    y = b.Requantize(total, by, domain="graphc", axis=1, shift=31, zero_point=3, **FULL)
+    if residual:
+        y = b.RescaledSum(x, y, domain="graphc", a_multiplier=3, b_multiplier=5, offset=9, shift=3,
+                          **FULL)  # fmt: skip
+    graph.set_results([y])
+    return graph
+
+
+CASES = {
+    "padded": ((1, 8, 8, 8), 12, -128, {"pads": (1, 1, 1, 1)}),
+    "not padded": ((1, 8, 6, 10), 8, 5, {}),
+    "padded at one end": ((2, 8, 5, 9), 10, 0, {"pads": (1, 0, 0, 1)}),
+    "wide padding": ((1, 12, 4, 8), 8, 127, {"pads": (2, 1, 2, 1)}),
+    "of uint8": ((1, 8, 4, 4), 8, 130, {"pads": (1, 1, 1, 1), "dtype": u8}),
+    "a residual": ((2, 8, 4, 8), 8, 7, {"pads": (1, 1, 1, 1), "residual": True}),
+    "in parts": ((1, 64, 4, 16), 8, -3, {"pads": (1, 1, 1, 1)}),
+    "extremes": ((1, 32, 4, 4), 8, 127, {"pads": (1, 1, 1, 1), "extreme": True}),
+}
+
+
+def check(graph, options):
+    """Compares C with the graph, for numbers at random and for the least and the largest."""
+    model = driver.compile(copy.deepcopy(graph), target="c", **options)
+    rng, tensor = np.random.default_rng(1), graph.inputs[0].tensor
+    ends = np.iinfo(tensor.dtype.np)
+    drawn = rng.integers(ends.min, ends.max + 1, tensor.static_shape).astype(ends.dtype)
+    for x in (drawn, rng.choice([ends.min, ends.max], drawn.shape).astype(ends.dtype)):
+        (expected,), (found,) = interpret(graph, [x]), model(x)
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_are_the_same(name):
+    shape, channels, zero, more = CASES[name]
+    graph = convolution(shape, channels, zero, **more)
+    program = driver.program_for(copy.deepcopy(graph), "c", **FASTEST)
+    assert [k.name.split("_")[0] for k in program.kernels.values()].count("winograd") == 1
+    check(graph, FASTEST)
+
+
+TILES = {
+    "of three channels": ((1, 3, 9, 11), 6, -128, {"pads": (1, 1, 1, 1)}),
+    "strided": ((2, 3, 10, 12), 5, 7, {"pads": (0, 0, 1, 1), "strides": (2, 2)}),
+    "of one channel": ((1, 1, 13, 10), 8, 83, {"pads": (4, 1, 5, 1), "taps": (10, 4)}),
+    "of six channels": ((1, 6, 5, 7), 4, 0, {"pads": (1, 2, 1, 0)}),
+    "of four channels": ((1, 4, 6, 6), 4, 9, {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
+    "pointwise": ((1, 13, 5, 5), 7, 3, {"taps": (1, 1)}),
+    "dilated": ((1, 3, 9, 9), 4, 3, {"pads": (2, 2, 2, 2), "dilations": (2, 2)}),
+    "depthwise": ((1, 6, 7, 7), 6, 3, {"pads": (1, 1, 1, 1), "group": 6}),
+    "of uint8": ((1, 3, 6, 9), 4, 130, {"pads": (1, 1, 1, 1), "dtype": u8}),
+}
+
+
+@pytest.mark.parametrize("opt", ["speed", "fastest"])
+@pytest.mark.parametrize("name", TILES)
+def test_tiles_take_four_products_at_a_time(name, opt):
+    shape, channels, zero, more = TILES[name]
+    graph, options = convolution(shape, channels, zero, **more), {"cpu": "cortex-m4", "opt": opt}
+    program = driver.program_for(copy.deepcopy(graph), "c", **options)
+    named = {s.name for k in program.kernels.values() for s in walk_stmts(k.body)
+             if isinstance(s, Intrin)}  # fmt: skip
+    expected = {"dot4"} if opt == "speed" else {"dot4_spread"}
+    assert named == (set() if name in ("depthwise", "dilated") else expected)
+    check(graph, options)
+
+
+@pytest.mark.parametrize("channels, copied", [(32, True), (8, False)])
+@pytest.mark.parametrize("opt", ["speed", "size"])
+def test_small_images_are_copied_with_their_padding(channels, copied, opt):
+    """If the copy is small next to the result: no sum then has a guard."""
+    shape, zero, more = (2, 1, 13, 10), 83, {"pads": (4, 1, 5, 1), "taps": (10, 4)}
+    graph, options = convolution(shape, channels, zero, **more), {"cpu": "cortex-m4", "opt": opt}
+    program = driver.program_for(copy.deepcopy(graph), "c", **options)
+    assert len(program.steps) == 2 + copied  # the last one lays the result out
+    check(graph, options)
+
+
+@pytest.mark.parametrize(
+    "shape, channels, more",
+    [
+        ((1, 8, 8, 8), 8, {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
+        ((1, 8, 8, 8), 8, {"dilations": (2, 2), "pads": (2, 2, 2, 2)}),
+        ((1, 6, 8, 8), 8, {"pads": (1, 1, 1, 1)}),
+        ((1, 8, 7, 8), 8, {"pads": (1, 1, 1, 1)}),
+        ((1, 8, 8, 6), 8, {"pads": (1, 1, 1, 1)}),
+        ((1, 80, 4, 4), 8, {"pads": (1, 1, 1, 1)}),
+    ],
+)
+def test_others_are_tiles(shape, channels, more):
+    graph = convolution(shape, channels, 3, **more)
+    program = driver.program_for(graph, "c", **FASTEST)
+    assert not any(k.name.startswith("winograd") for k in program.kernels.values())
+
+
+@pytest.mark.parametrize("options", [{"cpu": "cortex-m4"}, {**FASTEST, "cpu": "cortex-m0plus"}])
+def test_it_is_asked_for_and_needs_pairs(options):
+    graph = convolution(*CASES["padded"][:3], **CASES["padded"][3])
+    program = driver.program_for(graph, "c", **options)
+    assert not any(k.name.startswith("winograd") for k in program.kernels.values())
+
+
+def test_texts_of_programs_parse_back():
+    shape, channels, zero, more = CASES["a residual"]
+    check_program(driver.program_for(convolution(shape, channels, zero, **more), "c", **FASTEST))
