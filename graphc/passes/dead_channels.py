@@ -1,4 +1,4 @@
-"""Channels that say nothing are removed: those that have one number for every input.
+"""Dead channel elimination: channels that have one number for every input are removed.
 
 Ranges of all channels (analysis/channels.py) show which ones are constant, as those are that a
 quantisation or a ReLU clamps wherever they may lie. A channel goes if every sum that reads it adds

@@ -1,4 +1,4 @@
-"""Ranges of values, channel by channel: what the elements at each place of one axis can be.
+"""Value range analysis by channel: what the elements at each place of one axis can be.
 
 `channels(region)` goes through the ops of a region in order. The body of an op is evaluated in
 intervals (intervals.py) for all places of one axis of the result at once: the axis along which its
