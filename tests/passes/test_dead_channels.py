@@ -287,6 +287,12 @@ def test_float_sums_keep_their_order():
 # ---------------------------------------------------------------- the pass
 
 
+def test_large_networks_are_left_alone(monkeypatch):
+    monkeypatch.setattr("graphc.passes.analysis.channels.BUDGET", 5)
+    before, after = _of_pairs(-4000)
+    assert _weights(after) == _weights(before)
+
+
 def test_fuel_and_journal():
     net = Net((1 << 16, 1, 1, 2))
     first = net.conv(net.x, [[[[1]]], [[[2]]]], (-4000, 7))

@@ -34,6 +34,7 @@ from graphc.passes.analysis.ranges import Range
 from graphc.passes.analysis.structure import has_body, own_index
 
 LARGEST = 1 << 22  # numbers in an array; of more, all the type has is told
+BUDGET = 1 << 21  # elements of constants that are looked at in all
 MOST_FLOATS = 1 << 16  # in a constant: bounds of more, and of sums over more, are of no use
 FEW = 4096  # elements of a constant whose least and largest are found for parts of it
 UNBOUNDED = 1 << 40  # in place of an extent that is not known
@@ -58,11 +59,17 @@ class Channels:
 
 def channels(region: Region) -> dict[Value, Channels]:
     """The ranges of all values that ops of a region with scalar bodies give, where they are known.
-    What is not listed can be anything of its type."""
+    What is not listed can be anything of its type. So can, to take little time, what is made with
+    constants after the first `BUDGET` elements of them."""
     known: dict[Value, Channels] = {}
+    left = BUDGET
     for op in region.ops:
         if len(op.outputs) != 1 or not has_body(op):
             continue
+        read = sum(v.constant.size for v in op.inputs if v is not None and v.constant is not None)
+        if read > left:
+            continue
+        left -= read
         found = _of(op, known)
         if found is not None:
             known[op.output] = found

@@ -179,6 +179,25 @@ def test_sums_of_products(dtype):
             assert (found.low == low).all() and (found.high == high).all()
 
 
+def test_sums_of_what_varies_alike():
+    """Bytes are added up by themselves, -128 too."""
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        weights = rng.integers(-128, 128, (3, 2, 4)).astype(np.int8)
+        weights[0, 0, 0] = -128
+        low, high = np.sort(rng.integers(-255, 256, 2))
+        found = products_summed(
+            _interval([[[low], [low]]], [[[high], [high]]]), weights, (1, 2), 3, i32
+        )
+        terms = [weights.astype(int) * end for end in (low, high)]
+        expected = [f(*terms).sum((1, 2), keepdims=True) * 3 for f in (np.minimum, np.maximum)]
+        np.testing.assert_array_equal((found.low, found.high), expected)
+    alone = products_summed(_interval([[[1], [1]]], [[[2], [2]]]), weights[:, :1], (1, 2), 1, i32)
+    both = np.repeat(weights[:, :1].astype(int), 2, 1)
+    expected = np.minimum(both, both * 2).sum((1, 2), keepdims=True)
+    np.testing.assert_array_equal(alone.low, expected)
+
+
 def test_a_sum_that_may_wrap_is_all_of_the_type():
     terms = Interval(np.full((1, 3), 0), np.full((1, 3), 2**30))
     assert summed(terms, (1,), 1, i32).high.tolist() == [[i32.max]]
