@@ -1,0 +1,346 @@
+"""From instructions of PTX to code of the machine: scalar operations, control flow, exchanges.
+
+Loads, stores and matrices are in decode_memory.py and decode_matrices.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+from graphc.backends.cuda.ptx.code import FIELDS, AUX, FIXED, SPECIALS, Assembler, Code, Reg
+from graphc.backends.cuda.ptx.flow import joins
+from graphc.backends.cuda.ptx.operations import BITS, OPERATIONS
+from graphc.backends.cuda.ptx.text import (
+    SIZES,
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    PtxError,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+SHARED_WINDOW, LOCAL_WINDOW = 0x7FFE << 40, 0x7FFD << 40
+FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2")
+NO_RESULT = ("bra", "ret", "exit")
+ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
+ATOMIC_TYPES = {"u32": 0, "b32": 0, "s32": 1, "u64": 2, "b64": 2, "s64": 3, "f32": 4, "f64": 5}
+SHUFFLES = ("up", "down", "bfly", "idx")
+VOTES = ("all", "any", "uni", "ballot")
+Handler = Callable[["Decoder", Instruction, list[str]], None]
+HANDLERS: dict[str, Handler] = {}
+
+
+def handles(*opcodes: str) -> Callable[[Handler], Handler]:
+    """Registers a function that decodes instructions of these first names."""
+
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(opcodes, handler))
+        return handler
+
+    return register
+
+
+class Decoder:
+    """Decodes one function, whose calls are gone. `addresses`: where variables of the module are."""
+
+    def __init__(self, function: Function, variables: list[Variable], addresses: dict[str, int]):
+        self.function = function
+        self.to = Assembler(function.name)
+        self.code = self.to.code
+        self.code.threads = function.threads
+        self.registers = [
+            self.to.register(1 if r.type == "pred" else 8 * SIZES[r.type])
+            for r in function.registers
+        ]
+        self.addresses = dict(addresses)
+        self.parameters: dict[str, int] = {}
+        self._place(variables)
+        offset = 0
+        for name, type in function.parameters:
+            size = SIZES[type]
+            offset += -offset % size
+            self.parameters[name] = offset
+            self.code.parameters.append((type, offset))
+            offset += size
+
+    def _place(self, outer: list[Variable]) -> None:
+        """Finds places for variables in shared and local memory; that of a launch comes last."""
+        code = self.code
+        own = self.function.variables
+        used = [v for v in outer if v.space == "shared"]
+        for v in sorted([*own, *used], key=lambda v: v.external):
+            if v.space not in ("shared", "local"):
+                raise PtxError(f"the machine does not know {v.space} variables of functions")
+            end = code.shared if v.space == "shared" else code.local
+            end += -end % v.alignment
+            self.addresses[v.name] = end
+            if v.external:
+                code.dynamic = code.shared = end
+            elif v.space == "shared":
+                code.shared = end + v.size
+            else:
+                code.local = end + v.size
+
+    def decode(self) -> Code:
+        """The code; PtxError if there is an instruction that the machine does not know."""
+        starts = []
+        for each in self.function.instructions:
+            starts.append(self.code.count)
+            self.to.line = each.line
+            self.code.lines[each.line] = each.text
+            self.to.guard = None
+            if each.guard is not None:
+                self.to.guard = self.registers[each.guard.number], each.negated
+            parts = each.parts
+            HANDLERS.get(parts[0], _operation)(self, each, parts)
+        self.to.guard = None
+        starts.append(self.code.count)
+        if not self.code.ends.get(self.code.count - 1):
+            self.code.ends[self.code.count] = True
+            self.to.emit("EXIT")
+        self._branches(starts)
+        return self.code
+
+    def _branches(self, starts: list[int]) -> None:
+        targets = {}
+        for number, label in self.code.targets.items():
+            if label not in self.function.labels:
+                raise PtxError(f"{self.function.name} has no label {label}")
+            targets[number] = starts[self.function.labels[label]]
+        meet = joins(self.code.count, targets, self.code.ends)
+        for number, target in targets.items():
+            first = number * (FIELDS + AUX)
+            self.code.words[first + 8 : first + 10] = [target, meet[number]]
+
+    def unknown(self, each: Instruction, why: str = "") -> PtxError:
+        return PtxError(
+            f"{self.function.name}, line {each.line}: the PTX machine does not know "
+            f"{each.text!r}{why}"
+        )
+
+    def reg(self, operand: Operand, type: str) -> Reg:
+        """The register of an operand, which is read as a type."""
+        bits = 1 if type == "pred" else BITS[type]
+        if isinstance(operand, Register):
+            return self.registers[operand.number]
+        if isinstance(operand, Immediate):
+            return self.to.constant(operand.value, bits)
+        if isinstance(operand, Negated):
+            made = self.to.register(1)
+            self.to.emit("not.pred", [made], [self.registers[operand.register.number]])
+            return made
+        if isinstance(operand, Symbol):
+            return self._symbol(operand.name, bits)
+        raise PtxError(f"line {self.to.line}: an operand is no register")
+
+    def _symbol(self, name: str, bits: int) -> Reg:
+        if name == "_":
+            return self.to.register(bits)
+        if name in SPECIALS:
+            return self.to.special(name)
+        if name in FIXED:
+            return self.to.constant(FIXED[name], bits)
+        if name in self.addresses:
+            return self.to.constant(self.addresses[name], bits)
+        raise PtxError(f"line {self.to.line}: the PTX machine does not know {name}")
+
+    def parts(self, operand: Operand, type: str) -> list[Reg]:
+        """The registers of `{a, b}`, or of one operand."""
+        if isinstance(operand, Vector):
+            return [self.reg(part, type) for part in operand.parts]
+        return [self.reg(operand, type)]
+
+    def address(self, operand: Operand) -> tuple[Reg, int]:
+        """The register and the offset of an address."""
+        if not isinstance(operand, Address):
+            raise PtxError(f"line {self.to.line}: expected an address")
+        return self.reg(operand.base, "b64"), operand.offset
+
+
+@handles("bra")
+def _branch(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    target = each.operands[-1]
+    if not isinstance(target, Symbol):
+        raise d.unknown(each)
+    d.code.targets[d.code.count] = target.name
+    if each.guard is None:
+        d.code.ends[d.code.count] = True
+    d.to.emit("BRANCH")
+
+
+@handles("ret", "exit")
+def _exit(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    d.code.ends[d.code.count] = each.guard is None
+    d.to.emit("EXIT")
+
+
+@handles("trap", "brkpt")
+def _trap(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    d.to.emit("TRAP")
+
+
+@handles("membar", "fence", "prefetch", "prefetchu", "nanosleep", "pmevent", "griddepcontrol")
+def _nothing(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    d.to.emit("PROXY_FENCE" if parts[1:3] == ["proxy", "async"] else "NOTHING")
+
+
+@handles("bar", "barrier")
+def _barrier(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    parts = [p for p in parts if p != "cta"]
+    if parts[1] == "warp":
+        d.to.emit("MEET", [], [d.reg(each.operands[0], "b32")])
+        return
+    aligned = int(parts[0] == "bar" or "aligned" in parts)
+    if parts[1] == "red":
+        kind = ("popc", "and", "or").index(parts[2]) + 1
+        result = d.reg(each.operands[0], "b32" if kind == 1 else "pred")
+        given = [d.reg(o, "b32") for o in each.operands[1:-1]]
+        holds = d.reg(each.operands[-1], "pred")
+        aux = (int(len(given) > 1), kind, 0)
+        d.to.emit("BARRIER", [result], [*given, holds], *aux, aligned=aligned)
+        return
+    if parts[1] not in ("sync", "arrive"):
+        raise d.unknown(each)
+    given = [d.reg(o, "b32") for o in each.operands]
+    aux = (int(len(given) > 1), 0, int(parts[1] == "arrive"))
+    d.to.emit("BARRIER", [], given, *aux, aligned=aligned)
+
+
+@handles("shfl")
+def _shuffle(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    if parts[1] != "sync":
+        raise d.unknown(each, "; it lacks .sync")
+    results = d.parts(each.operands[0], "b32")
+    if isinstance(each.operands[0], Vector):
+        results[1] = d.reg(each.operands[0].parts[1], "pred")
+    given = [d.reg(o, "b32") for o in each.operands[1:]]
+    d.to.emit("SHUFFLE", results, given, SHUFFLES.index(parts[2]))
+
+
+@handles("vote")
+def _vote(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    if parts[1] != "sync":
+        raise d.unknown(each, "; it lacks .sync")
+    kind = VOTES.index(parts[2])
+    result = d.reg(each.operands[0], "b32" if parts[2] == "ballot" else "pred")
+    given = [d.reg(each.operands[1], "pred"), d.reg(each.operands[2], "b32")]
+    d.to.emit("VOTE", [result], given, kind)
+
+
+@handles("match")
+def _match(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    results = d.parts(each.operands[0], "b32")
+    if isinstance(each.operands[0], Vector):
+        results[1] = d.reg(each.operands[0].parts[1], "pred")
+    given = [d.reg(each.operands[1], parts[3]), d.reg(each.operands[2], "b32")]
+    d.to.emit("MATCH", results, given, int(parts[1] == "any"), SIZES[parts[3]])
+
+
+@handles("redux")
+def _reduce(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    if parts[3] not in ATOMIC_TYPES:
+        raise d.unknown(each)
+    given = [d.reg(o, "b32") for o in each.operands[1:]]
+    aux = (0, 4, 0, ATOMIC_TYPES[parts[3]], 0, 0, 0, ATOMICS.index(parts[2]))
+    d.to.emit("REDUCE", [d.reg(each.operands[0], "b32")], given, *aux)
+
+
+@handles("activemask")
+def _active(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    d.to.emit("ACTIVE", [d.reg(each.operands[0], "b32")])
+
+
+@handles("cvta")
+def _converted_address(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    to_space = parts[1] == "to"
+    space = parts[2 if to_space else 1]
+    window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space, 0)
+    result, given = d.reg(each.operands[0], "b64"), d.reg(each.operands[1], "b64")
+    sign = "sub" if to_space else "add"
+    d.to.operate(f"{sign}.u64", result, [given, d.to.constant(window, 64)])
+
+
+@handles("mov")
+def _move(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    to, given = each.operands
+    type = parts[1]
+    if isinstance(to, Vector) or isinstance(given, Vector):
+        pieces = to if isinstance(to, Vector) else given
+        assert isinstance(pieces, Vector)
+        each_type = f"b{BITS[type] // len(pieces.parts)}"
+        name = "SPLIT" if isinstance(to, Vector) else "JOIN"
+        d.to.emit(name, d.parts(to, type if name == "JOIN" else each_type),
+                  d.parts(given, type if name == "SPLIT" else each_type),
+                  0, SIZES[each_type])  # fmt: skip
+        return
+    kind = "pred" if type == "pred" else type if type in FLOATS else f"b{BITS[type]}"
+    kind = kind if f"mov.{kind}" in OPERATIONS else f"b{BITS[type]}"
+    source = d.reg(given, type)
+    if isinstance(given, Symbol) and given.name in SPECIALS and BITS[type] == 64:
+        d.to.operate("cvt.u64.u32", d.reg(to, type), [source])
+        return
+    d.to.operate(f"mov.{kind}", d.reg(to, type), [source])
+
+
+@handles("setp")
+def _compare(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    """Compares; `setp.lt.and.f32 p|q, a, b, c` joins another predicate, and has two results."""
+    joined = parts[2] if parts[2] in ("and", "or", "xor") else None
+    type = parts[-1]
+    if "ftz" in parts:
+        raise d.unknown(each, "; .ftz is none of the comparisons it has")
+    name = f"setp.{parts[1]}.{type}"
+    if name not in OPERATIONS:
+        raise d.unknown(each)
+    results = d.parts(each.operands[0], "pred")
+    given = [d.reg(o, type) for o in each.operands[1:3]]
+    if joined is None and len(results) == 1:
+        d.to.operate(name, results[0], given)
+        return
+    found, opposite = d.to.register(1), d.to.register(1)
+    d.to.operate(name, found, given)
+    d.to.emit("not.pred", [opposite], [found])
+    for result, holds in zip(results, (found, opposite)):
+        if joined is None:
+            d.to.emit("mov.pred", [result], [holds])
+        else:
+            d.to.emit(f"{joined}.pred", [result], [holds, d.reg(each.operands[3], "pred")])
+
+
+def _operation(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    """An operation of each lane, by the name that the table has for its opcode."""
+    name = next((n for n in _names(parts) if n in OPERATIONS), None)
+    if name is None:
+        raise d.unknown(each)
+    operation = OPERATIONS[name]
+    given = [d.reg(o, t) for o, t in zip(each.operands[1:], operation.operands)]
+    if len(given) != len(operation.operands) or len(each.operands) != len(given) + 1:
+        raise d.unknown(each, f"; it takes {len(operation.operands)} operands")
+    d.to.operate(name, d.reg(each.operands[0], operation.result), given)
+
+
+def _names(parts: list[str]) -> list[str]:
+    """Names that the operation may have in the table, the likeliest first."""
+    base, *middle, type = parts
+    whole = ".".join(parts)
+    names = [whole]
+    if type in FLOATS and base in ("add", "sub", "mul") and not {"rn", "rz", "rm", "rp"} & {*middle}:
+        names.append(".".join([base, "rn", *middle, type]))
+    if type in BITS and type not in FLOATS and BITS[type] > 8:
+        names.append(".".join([base, *middle, f"b{BITS[type]}"]))
+        names.append(".".join([base, *middle, f"u{BITS[type]}"]))
+    if middle[:1] == ["rn"] and not middle[1:]:
+        names.append(f"{base}.{type}")
+    if type in ("f16", "bf16", "f16x2", "bf16x2") and base == "fma":
+        names.append(f"fma.rn.{type}")
+    return names
+
+
+

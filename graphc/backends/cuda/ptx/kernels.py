@@ -1,0 +1,198 @@
+"""The kernels of a PTX module, launched on memory of this machine.
+
+Every parameter that is a pointer has addresses of its own, so that an access that leaves its buffer
+is seen even if another buffer lies behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphc.backends.cuda.ptx import (  # noqa: F401 (their handlers)
+    decode_conversions,
+    decode_matrices,
+    decode_memory,
+)
+from graphc.backends.cuda.ptx.calls import without_calls
+from graphc.backends.cuda.ptx.code import Code
+from graphc.backends.cuda.ptx.decode import Decoder
+from graphc.backends.cuda.ptx.library import Launch, Region, library
+from graphc.backends.cuda.ptx.text import SIZES, Module, PtxError, Variable
+from graphc.errors import InternalError
+
+REGION_BITS = 40  # of an address, below the number of its region
+PLACE = 256  # the low bits of an address are those that it has on a device
+MESSAGE = 1024
+BUDGET = 1 << 30  # instructions of a block
+LATEST = 1 << 20  # the clock starts anew once it is so late
+
+
+class PtxFault(InternalError):
+    """A kernel that would be wrong on a GPU: what it did, and where."""
+
+
+@dataclass
+class Memory:
+    """Memory of the device: bytes, which of them were written (None: all), and marks of who wrote
+    and read them last (None: nobody writes it)."""
+
+    data: np.ndarray
+    defined: np.ndarray | None = None
+    writer: np.ndarray | None = None
+    reader: np.ndarray | None = None
+
+
+def device_memory(data: np.ndarray, defined: np.ndarray | None = None) -> Memory:
+    """Memory that kernels may write; `defined` marks its bytes that were written."""
+    marks = [np.zeros(max(data.nbytes, 1), np.uint32) for _ in range(2)]
+    return Memory(data, defined, *marks)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What a pointer points to: some bytes of memory from an offset on."""
+
+    memory: Memory
+    offset: int
+    nbytes: int
+    writable: bool
+
+
+class PtxKernels:
+    """The kernels of a PTX text."""
+
+    def __init__(self, text: str, budget: int = BUDGET):
+        self.module = Module(text)
+        self.budget = budget
+        self._codes: dict[str, _Ready] = {}
+        self._clock = np.zeros(1, np.uint32)
+        self._marked: list[Memory] = []
+
+    def launch(
+        self, name: str, grid: int, threads: int, buffers: Sequence[Buffer],
+        numbers: Sequence[int] = (), shared: int = 0, order: int = 0,
+        blocks: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Runs a grid, or some of its blocks, on buffers, the first parameters, and numbers.
+
+        `shared`: bytes of shared memory that the launch asks for. PtxFault if a kernel does what is
+        undefined, PtxError if it has an instruction that the machine does not know.
+        """
+        ready = self._ready(name)
+        if ready.code.threads and threads > ready.code.threads:
+            raise PtxFault(f"kernel {name}: {threads} threads are more than .maxntid allows")
+        if len(buffers) + len(numbers) != len(ready.code.parameters):
+            raise PtxFault(
+                f"kernel {name} takes {len(ready.code.parameters)} parameters, "
+                f"found {len(buffers) + len(numbers)}"
+            )
+        self._reset_clock(buffers)
+        regions = [_region(n, b) for n, b in enumerate(buffers)]
+        values = [r.base for r in regions] + [int(n) for n in numbers]
+        regions += ready.variable_regions(len(values))
+        self._run(ready, regions, values, grid, threads, shared, order, blocks)
+
+    def _ready(self, name: str) -> _Ready:
+        if name not in self._codes:
+            self._codes[name] = _Ready(self.module, name)
+        return self._codes[name]
+
+    def _reset_clock(self, buffers: Sequence[Buffer]) -> None:
+        known = {id(m) for m in self._marked}
+        self._marked += [b.memory for b in buffers if id(b.memory) not in known]
+        if self._clock[0] > LATEST:
+            self._clock[0] = 0
+            for memory in self._marked:
+                for marks in (memory.writer, memory.reader):
+                    if marks is not None:
+                        marks[:] = 0
+
+    def _run(
+        self, ready: _Ready, regions: list[Region], values: list[int], grid: int, threads: int,
+        shared: int, order: int, blocks: Sequence[int] | None,
+    ) -> None:  # fmt: skip
+        code = ready.code
+        packed = bytearray(max(sum(SIZES[t] for t, _ in code.parameters) + 8, 8))
+        for value, (type, offset) in zip(values, code.parameters):
+            size = SIZES[type]
+            packed[offset : offset + size] = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+        params = np.frombuffer(bytes(packed), np.uint8)
+        chosen = np.arange(grid) if blocks is None else np.asarray(blocks)
+        chosen = chosen.astype(np.int64)
+        message = ctypes.create_string_buffer(MESSAGE)
+        listed = (Region * max(len(regions), 1))(*regions)
+        launch = Launch(
+            *(a.ctypes.data for a in ready.arrays), params.ctypes.data,
+            ctypes.addressof(listed), chosen.ctypes.data, self._clock.ctypes.data,
+            ctypes.addressof(message), code.count, len(code.file), len(code.defined),
+            len(code.specials) // 2, len(packed), len(regions), len(chosen), MESSAGE,
+            max(code.shared, code.dynamic + shared if code.dynamic >= 0 else 0), code.local,
+            threads, grid, order, _shift(code.shared_width), _shift(code.global_width),
+            self.budget, int(code.has_products),
+        )  # fmt: skip
+        if library().run_launch(ctypes.byref(launch)):
+            line, block, thread, what = message.value.decode().split("\n", 3)
+            text = code.lines.get(int(line), "")
+            raise PtxFault(
+                f"kernel {code.name}, block {block}, thread {thread}: {what}\n"
+                f"  at line {line} of the PTX: {text[:200]}"
+            )
+
+
+class _Ready:
+    """The code of a kernel, in arrays of the machine, and the module's variables."""
+
+    def __init__(self, module: Module, name: str):
+        function = without_calls(module, name)
+        outer = [v for v in module.variables if v.space == "shared"]
+        variables = [v for v in module.variables if v.space != "shared"]
+        first = len(function.parameters)
+        addresses = {v.name: _base(first + n) for n, v in enumerate(variables)}
+        used = {o for each in function.instructions for o in each.text.replace("[", " ").split()}
+        shared = [v for v in outer if any(v.name in text for text in used)]
+        self.code: Code = Decoder(function, shared, addresses).decode()
+        self.variables = [(v, np.frombuffer(_contents(v), np.uint8).copy()) for v in variables]
+        code = self.code
+        self.arrays = [
+            np.array(code.words, np.int32),
+            np.array(code.operands or [0], np.int32),
+            np.frombuffer(bytes(code.file) or b"\0", np.uint8),
+            np.array(code.defined or [0], np.uint32),
+            np.array(code.specials or [0], np.int32),
+        ]
+
+    def variable_regions(self, first: int) -> list[Region]:
+        return [
+            Region(_base(first + n), data.nbytes, 0, data.ctypes.data, None, None, None, 0)
+            for n, (_, data) in enumerate(self.variables)
+        ]
+
+
+def _contents(variable: Variable) -> bytes:
+    if variable.space == "global" and not variable.contents:
+        raise PtxError(f"the PTX machine does not know variables like {variable.name}")
+    return variable.contents.ljust(variable.size, b"\0") or b"\0"
+
+
+def _base(number: int) -> int:
+    return (number + 1) << REGION_BITS
+
+
+def _region(number: int, buffer: Buffer) -> Region:
+    memory = buffer.memory
+    marks = [memory.writer, memory.reader]
+    pointers = [None if a is None else a.ctypes.data for a in marks]
+    defined = None if memory.defined is None else memory.defined.ctypes.data + buffer.offset
+    return Region(
+        _base(number) + buffer.offset % PLACE, buffer.nbytes, buffer.offset,
+        memory.data.ctypes.data + buffer.offset, defined, *pointers, int(buffer.writable),
+    )  # fmt: skip
+
+
+def _shift(width: int) -> int:
+    return int(math.log2(width))

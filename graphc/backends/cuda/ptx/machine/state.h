@@ -1,0 +1,133 @@
+// What a launch is, and the state of a block: registers of warps, shared memory, and for every piece
+// of memory who wrote and read it last, and when.
+//
+// Time is told by a clock that every barrier moves on. An access is marked with a tag: the time of
+// its warp, and its thread. A warp knows up to which time it has seen what each warp of the block
+// has done (a vector clock); what another thread did at that time or later is not ordered with what
+// this one does: a race.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { LANES = 32, MOST_WARPS = 32, DEPTH = 128, BARRIERS = 16 };
+enum { THREAD_BITS = 11, BLOCKS = 2044, ATOMIC, MANY };
+#define PENDING 0xffffffffu  // an asynchronous copy is on its way here
+#define SHARED_WINDOW ((uint64_t)0x7ffe << 40)
+#define LOCAL_WINDOW ((uint64_t)0x7ffd << 40)
+#define ALL_LANES 0xffffffffu
+
+typedef struct { int32_t id, place; } Operand;
+typedef struct {
+    int32_t op, guard, guard_place, negated, results, count, first, line, target, join, aligned;
+    int32_t aux[8];
+} Instruction;
+typedef struct {
+    uint64_t base, size, shadow;  // shadow: of the first byte, in the arrays of marks
+    uint8_t *host, *defined;
+    uint32_t *writer, *reader;
+    int64_t writable;
+} Region;
+typedef struct {
+    const Instruction *code;
+    const Operand *operands;
+    const uint8_t *file;
+    const uint32_t *defined;
+    const int32_t *specials;
+    const uint8_t *params;
+    Region *regions;
+    const int64_t *blocks;
+    uint32_t *clock;
+    char *message;
+    int64_t count, file_bytes, registers, special_count, param_bytes, region_count, block_count;
+    int64_t message_bytes, shared_bytes, local_bytes, threads, grid, order, shared_shift;
+    int64_t global_shift, budget, has_products;
+} Launch;
+
+typedef struct { int32_t pc, join; uint32_t mask; } Path;
+typedef struct { uint32_t lane, place, size, group, got; uint8_t data[16]; } Copy;
+typedef struct { const Instruction *insn; uint64_t a, b; int32_t group, adds; } Product;
+typedef enum { RUNNING, WAITING, YIELDED, DONE } State;
+
+typedef struct {
+    int id, depth, barrier;
+    State state;
+    uint32_t live, time, least, arrived_value;
+    uint32_t seen[MOST_WARPS], fence_seen[MOST_WARPS];
+    uint8_t *file, *local, *local_defined;
+    uint32_t *defined, *busy, *changed, steps, fenced;
+    Path paths[DEPTH];
+    Copy *copies;
+    int64_t copy_count, copy_room;
+    uint32_t groups[LANES];  // of copies that each lane has committed
+    Product *products;
+    int64_t product_count, product_room;
+    int32_t product_groups;
+    int64_t issued;  // products so far, to compare with the other warps of the group
+    const Instruction *at, *sums_of;
+    int lane;
+    int is_synced;  // lanes have met since the last barrier
+} Warp;
+
+typedef struct {
+    const Launch *launch;
+    jmp_buf failed;
+    int64_t block;
+    uint32_t launch_first, block_first;
+    int warps;
+    Warp warp[MOST_WARPS];
+    uint8_t *shared;
+    uint32_t *writer, *reader, *fences;  // of shared memory; fences the writer had made
+    uint16_t *async_reads;  // products on their way that read a piece
+    uint32_t *fence_times[1024], fence_counts[1024], fence_room[1024];
+    struct { uint32_t warps; int64_t threads, wanted; uint32_t value; const Instruction *at; } bars[BARRIERS];
+    Product *log[MOST_WARPS / 4];
+    int64_t log_count[MOST_WARPS / 4], log_room[MOST_WARPS / 4];
+    int64_t left;  // instructions that the block may still do
+} Machine;
+
+static void failed(Machine *m, const Warp *w, const char *format, ...)
+{
+    char text[600];
+    va_list given;
+    va_start(given, format);
+    vsnprintf(text, sizeof text, format, given);
+    va_end(given);
+    snprintf(m->launch->message, m->launch->message_bytes, "%d\n%lld\n%d\n%s",
+             w && w->at ? w->at->line : 0, (long long)m->block,
+             w ? w->id * LANES + (w->lane < 0 ? 0 : w->lane) : 0, text);
+    longjmp(m->failed, 1);
+}
+
+static void *grown(Machine *m, void *list, int64_t count, int64_t *room, size_t size)
+{
+    if (count < *room) return list;
+    *room = *room ? 2 * *room : 64;
+    list = realloc(list, *room * size);
+    if (list == NULL) failed(m, NULL, "the machine has no memory left");
+    return list;
+}
+
+static uint32_t tag_of(const Warp *w, int thread) { return w->time << THREAD_BITS | thread; }
+
+// Whether what a tag tells came before what a thread of a warp does now.
+static int is_ordered(const Machine *m, const Warp *w, uint32_t tag, int thread)
+{
+    const uint32_t time = tag >> THREAD_BITS, who = tag & ((1 << THREAD_BITS) - 1);
+    if (tag == PENDING) return 0;
+    if (time < m->launch_first) return 1;
+    if (time < m->block_first || who == BLOCKS) return 0;
+    if (who == (uint32_t)thread) return 1;
+    if (who == MANY || who == ATOMIC) return time < w->least;
+    return time < w->seen[who / LANES] || (w->is_synced && (int)who / LANES == w->id);
+}
+
+static const char *told(char *text, const Machine *m, uint32_t tag)
+{
+    const uint32_t time = tag >> THREAD_BITS, who = tag & ((1 << THREAD_BITS) - 1);
+    if (time < m->block_first || who == BLOCKS) return "another block";
+    if (who == MANY) return "several threads";
+    if (who == ATOMIC) return "an atomic operation";
+    snprintf(text, 40, "thread %u", who);
+    return text;
+}
