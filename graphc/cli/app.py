@@ -59,6 +59,17 @@ class Parser(argparse.ArgumentParser):
             own.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As the base, but what follows a flag is none of its values, unless after `=`."""
+        flags = {
+            name for name, action in self._option_string_actions.items()
+            if getattr(action, "is_flag", False)
+        }  # fmt: skip
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(
+            [f"{each}=true" if each in flags else each for each in given], namespace
+        )
+
     def error(self, message: str) -> NoReturn:
         near = self._meant(message)
         self.exit(USER_ERROR, f"{self.prog}: error: {message}{near} (see {self.prog} --help)\n")

@@ -103,7 +103,10 @@ def _add_option(group: Any, field: dataclasses.Field) -> None:
         more["choices"] = data["choices"]
     metavar = data["metavar"] or (name[2:].upper() if len(data["choices"]) > 5 else None)
     read = data["read"] or (natural if data["type"] is int else str)
-    group.add_argument(name, type=reader(read), metavar=metavar, default=None, help=text, **more)
+    made = group.add_argument(
+        name, type=reader(read), metavar=metavar, default=None, help=text, **more
+    )
+    made.is_flag = data["given"] is True
 
 
 def reader(read: Callable[[str], Any]) -> Callable[[str], Any]:

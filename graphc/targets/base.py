@@ -226,7 +226,7 @@ def option(
     help: str,
     *,
     choices: Collection[str] = (),
-    type: type = str,
+    type: type | tuple[type, ...] = str,
     what: str = "a text",
     metavar: str | None = None,
     read: Callable[[str], Any] | None = None,
@@ -236,7 +236,7 @@ def option(
     """A field of a target that is an option: its default, and what it does.
 
     Values are of `choices` or `type`, which `what` tells in words. On the command line `read` makes
-    them of text (which is named `metavar`), and `given` is the value where none is written. An
+    them of text (which is named `metavar`), and `given` is the value where none is written; if that is True, a value comes after `=` alone. An
     option of a few `commands` is that of no other, and none of `graphc.compile`.
     """
     data = {

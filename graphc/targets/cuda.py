@@ -30,15 +30,27 @@ def archs(text: str) -> str:
     return ",".join(dict.fromkeys(names))
 
 
+PTX = "ptx"
+
+
+def simulators(text: str) -> bool | str:
+    """`true` or `ptx`: what runs kernels in the place of a GPU."""
+    if text not in ("true", PTX):
+        raise ModelError(f"expected {PTX}, or nothing, found {text!r}")
+    return text == "true" or text
+
+
 @register_target
 @dataclass(frozen=True)
 class Cuda(Rounding):
     """A GPU of NVIDIA."""
 
     device: int = option(0, "which GPU", type=int, what="the number of a GPU", metavar="N")
-    simulate: bool = option(
-        False, "run a GPU's kernels on this machine's CPU (slow)", type=bool, what="true or false"
-    )
+    simulate: bool | str = option(
+        False, "run a GPU's kernels on this machine's CPU (slow): their text, or with =ptx what "
+        "nvcc or NVRTC makes of it for the first --arch", type=(bool, str),
+        what="true, false or 'ptx'", metavar="ptx", read=simulators, given=True,
+    )  # fmt: skip
     tune: bool = option(
         False, "choose the tiles of a GPU's kernels by measuring them on it; choices are kept in "
         "the disk cache", type=bool, what="true or false",
@@ -55,6 +67,11 @@ class Cuda(Rounding):
         commands=("inspect",),
     )  # fmt: skip
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.simulate, str):
+            simulators(self.simulate)
+
     name = "cuda"
     forms = {"cuda": ".cu"}  # noqa: RUF012 (a table)
     folder = True
@@ -65,7 +82,7 @@ class Cuda(Rounding):
 
     @classmethod
     def devices(cls) -> dict[str, dict[str, Any]]:
-        return {"CUDA": {}, "SIMULATOR": {"simulate": True}}
+        return {"CUDA": {}, "SIMULATOR": {"simulate": True}, "PTX": {"simulate": PTX}}
 
     @cached_property
     def machine(self) -> Machine:
@@ -159,9 +176,16 @@ class Cuda(Rounding):
     def load(self, program: Program) -> Executable:
         from graphc.backends.cuda import emit
         from graphc.backends.cuda.gpu import GpuModel
-        from graphc.backends.cuda.simulator import simulate
 
-        return simulate(emit(program)) if self.simulate else GpuModel(program, self.gpu)
+        if self.simulate == PTX:
+            from graphc.backends.cuda.ptx import run_ptx
+
+            return run_ptx(emit(program), self._planned.split(",")[0])
+        if self.simulate:
+            from graphc.backends.cuda.simulator import simulate
+
+            return simulate(emit(program))
+        return GpuModel(program, self.gpu)
 
     def adopter(self) -> Callable[[Any], Any] | None:
         if self.simulate:

@@ -80,6 +80,7 @@ class WarpGroups(SlicedContraction):
         products in flight from one iteration to the next only where none of them branches."""
         if self.panel_a.rounds:
             self.rows = self.k.alloc(u32, (len(STEPS), self.fragments[0], 4), "reg", "rows")
+        self._take_sums()  # they are 0 before products are begun: a register must not change then
         first = max(self.slices - self.tile.ahead, 0)
         if first:
             with self.k.loop(first, name="slice") as slice:
@@ -87,6 +88,9 @@ class WarpGroups(SlicedContraction):
         with self.k.loop(self.slices - first, name="slice") as last:
             self._slice(simplify(last + first), False)
         self._wait(0)
+        self._take_sums()
+
+    def _take_sums(self) -> None:
         sums = math.prod(self.fragments) * 4
         self.k.emit(Intrin(f"take_sums_{sums}", (self.totals[0, 0, 0],)))
 
