@@ -4,6 +4,7 @@
 // from the branch do (`join`, the immediate post-dominator). A warp runs until it waits at a barrier.
 
 #define NEXT ++path->pc; continue
+enum { POPC = 1, EVERY, SOME };  // how bar.red reduces
 
 static uint32_t guarded(Machine *m, Warp *w, const Instruction *i, uint32_t mask)
 {
@@ -58,6 +59,50 @@ static void leave(Machine *m, Warp *w, uint32_t mask)
     for (int n = 0; n < w->depth; ++n) w->paths[n].mask &= ~mask;
 }
 
+static int waits_at(const Warp *w, int number) { return w->state == WAITING && w->barrier == number; }
+
+// Moves the clock on: all that warps have done which came to a barrier is before what those do next
+// that waited there.
+static void synchronise(Machine *m, int number)
+{
+    const uint32_t came = m->bars[number].warps, now = ++*m->launch->clock;
+    if (now >> (31 - THREAD_BITS)) failed(m, NULL, "the kernel meets at more barriers than can be counted");
+    uint32_t seen[MOST_WARPS] = {0};
+    for (int u = 0; u < m->warps; ++u)
+        for (int s = 0; s < m->warps; ++s)
+            if (came >> s & 1 && m->warp[s].seen[u] > seen[u]) seen[u] = m->warp[s].seen[u];
+    for (int u = 0; u < m->warps; ++u)
+        if (came >> u & 1) seen[u] = now;
+    for (int s = 0; s < m->warps; ++s) {
+        Warp *w = &m->warp[s];
+        if (!(came >> s & 1)) continue;
+        w->time = now;
+        if (!waits_at(w, number)) continue;
+        memcpy(w->seen, seen, sizeof seen);
+        w->is_synced = 0;
+        w->least = ~0u;
+        for (int u = 0; u < m->warps; ++u) if (seen[u] < w->least) w->least = seen[u];
+    }
+}
+
+// Lets the warps go on that wait at a barrier to which all have come.
+static void complete(Machine *m, int number)
+{
+    synchronise(m, number);
+    for (int s = 0; s < m->warps; ++s) {
+        Warp *w = &m->warp[s];
+        if (!waits_at(w, number)) continue;
+        w->state = RUNNING;
+        const Instruction *i = w->at;
+        void *to = lanes(w, m->launch->operands + i->first);
+        const uint32_t value = m->bars[number].value;
+        if (i->aux[1] == POPC) for (int l = 0; l < LANES; ++l) ((uint32_t *)to)[l] = value;
+        else if (i->aux[1]) *(uint32_t *)to = (i->aux[1] == EVERY ? value == 0 : value != 0) ? ALL_LANES : 0;
+    }
+    memset(&m->bars[number], 0, sizeof m->bars[number]);
+}
+
+// bar: aux tell whether it has a number of threads, how it reduces, and whether it is arrive.
 static void wait(Machine *m, Warp *w, const Instruction *i, const Operand *o, uint32_t mask)
 {
     const Operand *x = o + i->results;
@@ -67,65 +112,28 @@ static void wait(Machine *m, Warp *w, const Instruction *i, const Operand *o, ui
     if (threads % LANES) failed(m, w, "a barrier of %lld threads: not whole warps", (long long)threads);
     if (m->bars[number].warps && m->bars[number].wanted != threads)
         failed(m, w, "warps meet at barrier %u with different numbers of threads", number);
+    if (m->bars[number].warps >> w->id & 1)
+        failed(m, w, "the warp comes to barrier %u twice before others do once", number);
     m->bars[number].warps |= 1u << w->id;
     m->bars[number].wanted = threads;
-    m->bars[number].at = i;
-    if (i->aux[1]) {  // bar.red: 1 popc, 2 and, 3 or
-        const uint32_t *holds = lanes(w, x + 1 + i->aux[0]);
-        m->bars[number].value += i->aux[1] == 2 ? __builtin_popcount(mask & ~*holds)
-                                                : __builtin_popcount(mask & *holds);
+    if (i->aux[1]) {
+        const uint32_t holds = *(uint32_t *)lanes(w, x + 1 + i->aux[0]);
+        m->bars[number].value += __builtin_popcount(mask & (i->aux[1] == EVERY ? ~holds : holds));
     }
     w->barrier = number;
     if (!i->aux[2]) w->state = WAITING;
+    if (threads && LANES * __builtin_popcount(m->bars[number].warps) == threads) complete(m, number);
 }
 
-static void synchronised(Machine *m, uint32_t warps)
-{
-    const uint32_t now = ++*m->launch->clock;
-    if (now >> (31 - THREAD_BITS)) failed(m, NULL, "the kernel meets at more barriers than the machine counts");
-    uint32_t seen[MOST_WARPS] = {0};
-    for (int u = 0; u < m->warps; ++u)
-        for (int s = 0; s < m->warps; ++s)
-            if (warps >> s & 1 && m->warp[s].seen[u] > seen[u]) seen[u] = m->warp[s].seen[u];
-    for (int u = 0; u < m->warps; ++u)
-        if (warps >> u & 1) seen[u] = now;
-    for (int s = 0; s < m->warps; ++s) {
-        Warp *w = &m->warp[s];
-        if (!(warps >> s & 1)) continue;
-        memcpy(w->seen, seen, sizeof seen);
-        w->time = now;
-        w->is_synced = 0;
-        w->least = ~0u;
-        for (int u = 0; u < m->warps; ++u) if (seen[u] < w->least) w->least = seen[u];
-    }
-}
-
-// Lets warps go on whose barrier is complete; whether there were any.
+// Completes barriers of all warps to which all have come that are left; whether there were any.
 static int release(Machine *m)
 {
     int released = 0;
-    for (int n = 0; n < BARRIERS; ++n) {
-        uint32_t came = m->bars[n].warps, live = 0;
-        if (came == 0) continue;
-        for (int s = 0; s < m->warps; ++s) if (m->warp[s].state != DONE) live |= 1u << s;
-        const int64_t wanted = m->bars[n].wanted;
-        if (wanted ? LANES * __builtin_popcount(came) < wanted : (live & ~came) != 0) continue;
-        synchronised(m, came);
-        for (int s = 0; s < m->warps; ++s) {
-            Warp *w = &m->warp[s];
-            if (!(came >> s & 1) || w->state != WAITING || w->barrier != n) continue;
-            w->state = RUNNING;
-            const Instruction *i = w->at;
-            if (i->aux[1]) {
-                void *to = lanes(w, m->launch->operands + i->first);
-                const uint32_t value = m->bars[n].value;
-                if (i->aux[1] == 1) for (int l = 0; l < LANES; ++l) ((uint32_t *)to)[l] = value;
-                else *(uint32_t *)to = (i->aux[1] == 2 ? value == 0 : value != 0) ? ALL_LANES : 0;
-            }
-        }
-        memset(&m->bars[n], 0, sizeof m->bars[n]);
-        released = 1;
-    }
+    uint32_t live = 0;
+    for (int s = 0; s < m->warps; ++s) if (m->warp[s].state != DONE) live |= 1u << s;
+    for (int n = 0; n < BARRIERS; ++n)
+        if (m->bars[n].warps && !m->bars[n].wanted && !(live & ~m->bars[n].warps))
+            complete(m, n), released = 1;
     return released;
 }
 

@@ -80,7 +80,7 @@ typedef struct {
     uint32_t *writer, *reader, *fences;  // of shared memory; fences the writer had made
     uint16_t *async_reads;  // products on their way that read a piece
     uint32_t *fence_times[1024], fence_counts[1024], fence_room[1024];
-    struct { uint32_t warps; int64_t threads, wanted; uint32_t value; const Instruction *at; } bars[BARRIERS];
+    struct { uint32_t warps; int64_t threads, wanted; uint32_t value; } bars[BARRIERS];
     Product *log[MOST_WARPS / 4];
     int64_t log_count[MOST_WARPS / 4], log_room[MOST_WARPS / 4];
     int64_t left;  // instructions that the block may still do
