@@ -39,7 +39,7 @@ class PtxRun(Run):
         super().__init__(source, None, inputs, order)
         self.kernels = kernels
         self.spaces: dict[tuple[str, int], Memory] = {}
-        self.blocks: int | None = None
+        self.blocks: Sequence[int] | None = None  # those of a grid that are run; None: all
 
     def start(self, step: LaunchStep, further: Sequence[int] = ()) -> None:
         if not step.grid:
@@ -51,7 +51,7 @@ class PtxRun(Run):
         ]
         self.kernels.launch(
             step.function, step.grid, step.block, buffers, (*step.sizes, *further), step.shared,
-            self.order,
+            self.order, self.blocks,
         )  # fmt: skip
 
     def space(self, slot: Slot) -> Memory:

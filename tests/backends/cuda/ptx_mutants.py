@@ -1,0 +1,196 @@
+"""Mutation testing of what proves CUDA kernels: errors are planted one at a time; are they caught?
+
+    python tests/backends/cuda/ptx_mutants.py [--each N] [--subject NAME] [--kind TEXT] [--ordering]
+
+An error is planted in the PTX of a kernel, which the PTX machine then runs. It is caught if the
+machine finds a fault, or results differ from those of the right kernel. What survives is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from cuda_programs import attention_of, graph_of, inputs_of
+from ptx_mutations import MUTATIONS, ORDERING, Mutation
+
+from graphc.backends.cuda import CudaSource, emit
+from graphc.backends.cuda.machine_code import machine_code
+from graphc.backends.cuda.machines import machine
+from graphc.backends.cuda.ptx import PtxError, PtxFault, PtxKernels
+from graphc.backends.cuda.ptx.run import PtxRun
+from graphc.backends.cuda.strategies import strategies
+from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
+from graphc.backends.cuda.strategies.contraction.wgmma import GroupTile
+from graphc.driver import optimise, program_for
+from graphc.passes.lower import lower
+from graphc.targets.cuda import Cuda
+
+PRODUCT = """graph @g(%x: f16[70,100], %w: f16[100,88]) -> ? {
+  %y = MatMul(%x, %w)
+  return %y
+}"""
+FLOATS = """graph @g(%x: f32[70,100]) -> ? {
+  const %w : f32[100,72] = random(seed=1)
+  const %b : f32[72] = random(seed=2)
+  %a = MatMul(%x, %w)
+  %c = Add(%a, %b)
+  %y = Relu(%c)
+  return %y
+}"""
+ACROSS = """graph @g(%x: f16[600,72], %w: f16[600,136]) -> ? {
+  %t = Transpose(%x) {perm=[1,0]}
+  %y = MatMul(%t, %w)
+  return %y
+}"""
+BYTES = """graph @g(%x: i8[70,1200]) -> ? {
+  const %w : i8[1200,72] = random(seed=1)
+  %y = MatMulInteger(%x, %w)
+  return %y
+}"""
+CONVOLUTION = """graph @g(%x: f16[1,16,9,8]) -> ? {
+  const %w : f16[24,16,3,3] = random(seed=1)
+  %y = Conv(%x, %w) {pads=[1,0,1,2], strides=[1,2]}
+  return %y
+}"""
+ROWS = """graph @g(%x: f32[9,300]) -> ? {
+  const %s : f32[300] = random(seed=1)
+  %n = LayerNormalization(%x, %s)
+  %y = Softmax(%n)
+  return %y
+}"""
+WINDOWS = """graph @g(%x: f32[1,8,9,9]) -> ? {
+  const %w : f32[8,1,3,3] = random(seed=1)
+  %y = Conv(%x, %w) {group=8, pads=[1,1,1,1]}
+  return %y
+}"""
+SORTED = """graph @g(%x: f32[3,700]) -> (?, ?) {
+  const %k : i64[1] = [9]
+  %v, %i = TopK(%x, %k)
+  return %v, %i
+}"""
+GROUPS = {"wgmma": PRODUCT.replace("100", "800"), "wgmma across": ACROSS, "wgmma s8": BYTES}
+SUBJECTS = {
+    "mma f16": (PRODUCT, "f32"), "mma bf16": (FLOATS, "bf16"), "mma tf32": (FLOATS, "tf32"),
+    "mma s8": (BYTES, "f32"), "convolution": (CONVOLUTION, "f32"), "tiles": (FLOATS, "f32"),
+    "attention": (attention_of("f16", 2, 40, 70, 32), "f32"), "rows": (ROWS, "f32"),
+    "decoding": (attention_of("f32", 2, 1, 90, 32), "f32"), "windows": (WINDOWS, "f32"),
+    "sorting": (SORTED, "f32"),
+    **{name: (text, "f32") for name, text in GROUPS.items()}, "wgmma held": (FLOATS, "tf32"),
+}  # fmt: skip
+TILES = {"wgmma held": GroupTile(128, 64, 128, 64, 32, 4)}
+TILE = GroupTile(64, 64, 64, 64, 32, 4)
+BUDGET = 1 << 19  # instructions of a block
+NARROW, WIDE = 2e-3, 1e-5  # differences of results, relative to their range, that tests allow
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A line of a subject's PTX with an error."""
+
+    subject: str
+    kind: str
+    line: int
+    before: str
+    after: str
+
+
+class Subject:
+    """A graph's kernels as PTX, inputs, and the right outputs."""
+
+    def __init__(self, name: str):
+        text, precision = SUBJECTS[name]
+        self.name = name
+        self.arch = "sm_90a" if name.startswith("wgmma") else "sm_80"
+        self.source = _source(name, text, precision)
+        self.lines = machine_code(self.source.text, self.arch, "ptx").decode().splitlines()
+        self.inputs = inputs_of(self.source.program)
+        narrow = precision != "f32" or "f16" in text
+        self.tolerance = NARROW if narrow else WIDE
+        self.wanted = self.outputs(self.lines)
+
+    def outputs(self, lines: Sequence[str]) -> list[np.ndarray]:
+        kernels = PtxKernels("\n".join(lines), BUDGET)
+        return PtxRun(self.source, kernels, self.inputs, 0).outputs()
+
+    def mutants(self, mutations: Iterable[Mutation]) -> Iterator[Mutant]:
+        """All errors of some kinds."""
+        for mutation in mutations:
+            for number, line in enumerate(self.lines):
+                found = None if line.startswith("//") else mutation.mutated(line)
+                if found is not None:
+                    yield Mutant(self.name, mutation.kind, number, line, found)
+
+    def caught(self, mutant: Mutant) -> str:
+        """How a mutant is caught; nothing, if it survives."""
+        lines = [*self.lines]
+        lines[mutant.line] = mutant.after
+        try:
+            found = self.outputs(lines)
+        except (PtxFault, PtxError) as error:
+            return str(error)
+        except Exception as error:  # of the launch plan: what was never written, say
+            return f"{type(error).__name__}: {error}"
+        for a, b in zip(self.wanted, found):
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            with np.errstate(invalid="ignore"):
+                if not (np.abs(a - b) <= self.tolerance * max(np.ptp(a), 1e-30)).all():
+                    return "results differ"
+        return ""
+
+
+def _source(name: str, text: str, precision: str) -> CudaSource:
+    if not name.startswith("wgmma"):
+        return emit(program_for(graph_of(text), "cuda", precision=precision))
+    graph = optimise(graph_of(text), target=Cuda(precision=precision))
+    hopper, tile = machine("sm_90a"), TILES.get(name, TILE)
+    known = strategies("sm_90a")
+    return emit(lower(graph, [lambda c: lower_matrix_cores(c, hopper, tile), *known]))
+
+
+def sampled(subject: Subject, each: int, mutations: Sequence[Mutation] = MUTATIONS) -> list[Mutant]:
+    """Mutants of a subject: of each kind at most so many, the same in every run."""
+    chosen: list[Mutant] = []
+    for mutation in mutations:
+        known = [*subject.mutants([mutation])]
+        rng = random.Random(f"{SEED} {subject.name} {mutation.kind}")
+        chosen += rng.sample(known, min(each, len(known)))
+    return chosen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--each", type=int, default=3, help="mutants of a kind and subject")
+    parser.add_argument("--subject", help="one of: " + ", ".join(SUBJECTS))
+    parser.add_argument("--kind", default="", help="kinds that hold this text")
+    parser.add_argument("--ordering", action="store_true", help="every fence, wait and barrier")
+    given = parser.parse_args()
+    planted: Counter[str] = Counter()
+    survivors: list[Mutant] = []
+    mutations = ORDERING if given.ordering else MUTATIONS
+    mutations = tuple(m for m in mutations if given.kind in m.kind)
+    for name in [given.subject] if given.subject else SUBJECTS:
+        subject = Subject(name)
+        for mutant in sampled(subject, 1 << 30 if given.ordering else given.each, mutations):
+            planted[mutant.kind] += 1
+            if not subject.caught(mutant):
+                survivors.append(mutant)
+                text = re.sub(r"\s+", " ", f"{mutant.before} -> {mutant.after}")
+                print(f"survived: {name}, line {mutant.line + 1}, {mutant.kind}: {text[:230]}",
+                      flush=True)  # fmt: skip
+        print(f"{name}: {sum(planted.values())} planted so far", flush=True)
+    total = sum(planted.values())
+    print(f"{total} errors of {len(planted)} kinds planted, {len(survivors)} survived "
+          f"({len(survivors) / max(total, 1):.1%})")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
