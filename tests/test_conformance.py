@@ -23,10 +23,12 @@ import pytest
 from onnx import numpy_helper
 
 from graphc import backend
+from graphc.backends.cuda.nvcc import find_nvcc
 from graphc.errors import UnsupportedError
 
 CHOICE = os.environ.get("GRAPHC_CONFORMANCE", "")
 C_SHARE = 5  # one sampled case in so many is compiled by the C compiler too, and simulated
+PTX_SHARE = 8  # and one in so many compiled by nvcc and run as PTX
 SUITES = ("node", "simple", "pytorch-converted", "pytorch-operator")
 
 
@@ -126,7 +128,7 @@ def compare(wanted: Any, found: Any, case: Case) -> None:
 
 
 def run(case: Case, device: str, **options: Any) -> None:
-    if device in ("CUDA", "SIMULATOR"):
+    if device in ("CUDA", "SIMULATOR", "PTX"):
         # Attention in one kernel stays in float32 where the reference rounds to the narrow type.
         case.narrow["float16"] = 2.0**-9
     try:
@@ -175,6 +177,12 @@ def test_plain_c(name):
 @pytest.mark.parametrize("name", chosen() if CHOICE else chosen()[1::C_SHARE])
 def test_cuda_simulated(name):
     check(name, "SIMULATOR")
+
+
+@pytest.mark.skipif(not (find_nvcc() and shutil.which("gcc")), reason="needs nvcc and gcc")
+@pytest.mark.parametrize("name", chosen() if CHOICE else chosen()[3::PTX_SHARE])
+def test_cuda_ptx(name):
+    check(name, "PTX")
 
 
 @pytest.mark.gpu

@@ -236,8 +236,9 @@ def option(
     """A field of a target that is an option: its default, and what it does.
 
     Values are of `choices` or `type`, which `what` tells in words. On the command line `read` makes
-    them of text (which is named `metavar`), and `given` is the value where none is written; if that is True, a value comes after `=` alone. An
-    option of a few `commands` is that of no other, and none of `graphc.compile`.
+    them of text (which is named `metavar`), and `given` is the value where none is written (if that
+    is True, others come after `=`). An option of a few `commands` is that of no other, and none of
+    `graphc.compile`.
     """
     data = {
         "help": help, "choices": tuple(choices), "type": type, "what": what, "metavar": metavar,

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from graphc.backends.cuda.hosted import POISON
 from graphc.backends.cuda.machines import STATIC_SHARED
 from graphc.backends.cuda.runtime import Driver, DriverError
-from graphc.backends.cuda.simulator.build import POISON, library_of
+from graphc.backends.cuda.simulator.build import library_of
 from graphc.backends.cuda.simulator.translate import KERNEL, POINTER
 
 SIZES = {"float": 4, "double": 8, "bool": 1, "char": 1}

@@ -59,7 +59,9 @@ def compared(
         if step.function in done or not step.grid:
             continue
         done.add(step.function)
-        chosen = sorted({*range(min(blocks, step.grid)), *range(max(step.grid - blocks, 0), step.grid)})
+        chosen = sorted(
+            {*range(min(blocks, step.grid)), *range(max(step.grid - blocks, 0), step.grid)}
+        )
         _fill(step, runs)
         for order in (FIRST, LAST):
             library.begin_profile(len(numbering.sites), blocks)

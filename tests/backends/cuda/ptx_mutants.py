@@ -32,25 +32,25 @@ from graphc.driver import optimise, program_for
 from graphc.passes.lower import lower
 from graphc.targets.cuda import Cuda
 
-PRODUCT = """graph @g(%x: f16[70,100], %w: f16[100,88]) -> ? {
+PRODUCT = """graph @g(%x: f16[150,328], %w: f16[328,88]) -> ? {
   %y = MatMul(%x, %w)
   return %y
 }"""
-FLOATS = """graph @g(%x: f32[70,100]) -> ? {
-  const %w : f32[100,72] = random(seed=1)
+FLOATS = """graph @g(%x: f32[150,136]) -> ? {
+  const %w : f32[136,72] = random(seed=1)
   const %b : f32[72] = random(seed=2)
   %a = MatMul(%x, %w)
   %c = Add(%a, %b)
   %y = Relu(%c)
   return %y
 }"""
-ACROSS = """graph @g(%x: f16[600,72], %w: f16[600,136]) -> ? {
+ACROSS = """graph @g(%x: f16[632,72], %w: f16[632,136]) -> ? {
   %t = Transpose(%x) {perm=[1,0]}
   %y = MatMul(%t, %w)
   return %y
 }"""
-BYTES = """graph @g(%x: i8[70,1200]) -> ? {
-  const %w : i8[1200,72] = random(seed=1)
+BYTES = """graph @g(%x: i8[70,1264]) -> ? {
+  const %w : i8[1264,72] = random(seed=1)
   %y = MatMulInteger(%x, %w)
   return %y
 }"""
@@ -75,16 +75,19 @@ SORTED = """graph @g(%x: f32[3,700]) -> (?, ?) {
   %v, %i = TopK(%x, %k)
   return %v, %i
 }"""
-GROUPS = {"wgmma": PRODUCT.replace("100", "800"), "wgmma across": ACROSS, "wgmma s8": BYTES}
+GROUPS = {"wgmma": PRODUCT.replace("328", "824"), "wgmma across": ACROSS, "wgmma s8": BYTES}
 SUBJECTS = {
     "mma f16": (PRODUCT, "f32"), "mma bf16": (FLOATS, "bf16"), "mma tf32": (FLOATS, "tf32"),
     "mma s8": (BYTES, "f32"), "convolution": (CONVOLUTION, "f32"), "tiles": (FLOATS, "f32"),
     "attention": (attention_of("f16", 2, 40, 70, 32), "f32"), "rows": (ROWS, "f32"),
-    "decoding": (attention_of("f32", 2, 1, 90, 32), "f32"), "windows": (WINDOWS, "f32"),
+    "decoding": (attention_of("f32", 2, 1, 125, 32), "f32"), "windows": (WINDOWS, "f32"),
     "sorting": (SORTED, "f32"),
     **{name: (text, "f32") for name, text in GROUPS.items()}, "wgmma held": (FLOATS, "tf32"),
 }  # fmt: skip
-TILES = {"wgmma held": GroupTile(128, 64, 128, 64, 32, 4)}
+TILES = {
+    "wgmma held": GroupTile(128, 64, 128, 64, 32, 4),
+    "wgmma across": GroupTile(128, 128, 64, 128, 32, 4),
+}
 TILE = GroupTile(64, 64, 64, 64, 32, 4)
 BUDGET = 1 << 19  # instructions of a block
 NARROW, WIDE = 2e-3, 1e-5  # differences of results, relative to their range, that tests allow
@@ -100,6 +103,7 @@ class Mutant:
     line: int
     before: str
     after: str
+    others: tuple[tuple[int, str], ...] = ()  # further lines, of an error that is everywhere
 
 
 class Subject:
@@ -123,15 +127,19 @@ class Subject:
     def mutants(self, mutations: Iterable[Mutation]) -> Iterator[Mutant]:
         """All errors of some kinds."""
         for mutation in mutations:
-            for number, line in enumerate(self.lines):
-                found = None if line.startswith("//") else mutation.mutated(line)
-                if found is not None:
-                    yield Mutant(self.name, mutation.kind, number, line, found)
+            changed = [(n, mutation.mutated(line)) for n, line in enumerate(self.lines)]
+            places = [(n, text) for n, text in changed if text is not None]
+            if mutation.everywhere and places:
+                (first, text), *others = places
+                yield Mutant(self.name, mutation.kind, first, self.lines[first], text, (*others,))
+            for number, text in [] if mutation.everywhere else places:
+                yield Mutant(self.name, mutation.kind, number, self.lines[number], text)
 
     def caught(self, mutant: Mutant) -> str:
         """How a mutant is caught; nothing, if it survives."""
         lines = [*self.lines]
-        lines[mutant.line] = mutant.after
+        for number, text in ((mutant.line, mutant.after), *mutant.others):
+            lines[number] = text
         try:
             found = self.outputs(lines)
         except (PtxFault, PtxError) as error:

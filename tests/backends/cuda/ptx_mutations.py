@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 Change = Callable[[str], str]
 SWIZZLE, STRIDE, LEADING = 62, 32, 16  # bits of matrix descriptors
+UNUSED = 1  # the leading offset where the depth is innermost
 DESCRIPTOR = r"or\.b64 .*, (\d{15,});"
 
 
@@ -18,10 +19,11 @@ class Mutation:
     kind: str
     pattern: str
     change: Change
+    everywhere: bool = False  # in all lines at once: some of them may not matter
 
     def mutated(self, line: str) -> str | None:
         """A line with the error; None where it has no place."""
-        if not re.search(self.pattern, line):
+        if line.startswith("//") or not re.search(self.pattern, line):
             return None
         changed = self.change(line)
         return None if changed == line else changed
@@ -31,8 +33,10 @@ def _removed(kind: str, pattern: str) -> Mutation:
     return Mutation(f"{kind} removed", pattern, lambda line: "")
 
 
-def _replaced(kind: str, pattern: str, text: str | Callable[[re.Match[str]], str]) -> Mutation:
-    return Mutation(kind, pattern, lambda line: re.sub(pattern, text, line, count=1))
+def _replaced(
+    kind: str, pattern: str, text: str | Callable[[re.Match[str]], str], everywhere: bool = False
+) -> Mutation:
+    return Mutation(kind, pattern, lambda line: re.sub(pattern, text, line, count=1), everywhere)
 
 
 def _number(kind: str, pattern: str, change: Callable[[int], int]) -> Mutation:
@@ -105,15 +109,17 @@ ORDERING = (
 MUTATIONS = (
     *ORDERING,
     _number("wait for one copy fewer", r"cp\.async\.wait_group (\d+)", lambda n: n + 1),
-    _number("wait for one product fewer", r"wgmma\.wait_group\.sync\.aligned (\d+)", lambda n: n + 1),
+    _number("wait for one product fewer", r"wgmma\.wait_group\.sync\.aligned (\d+)",
+            lambda n: n + 1),
     _removed("copy", r"cp\.async\.c[ag]"),
-    _removed("product", r"^\s*w?g?mma\."),
+    _removed("product", r"^\s*(?:mma\.|wgmma\.mma)"),
     _removed("store", r"st\.(?:shared|global)"),
     _number("swizzle of a descriptor", DESCRIPTOR, lambda n: n ^ 3 << SWIZZLE),
     _number("no swizzle in a descriptor", DESCRIPTOR, lambda n: n & ~(3 << SWIZZLE)),
     _number("stride of a descriptor", DESCRIPTOR, lambda n: n ^ 96 << STRIDE),
-    _number("leading offset of a descriptor", DESCRIPTOR, lambda n: n ^ 24 << LEADING),
-    _number("address of a descriptor", r"and\.b32 .*, (26\d{4});", lambda n: n ^ 64),
+    _number("leading offset of a descriptor", DESCRIPTOR,
+            lambda n: n if n >> LEADING & 0x3FFF == UNUSED else n ^ 24 << LEADING),
+    _number("address of a descriptor", r"and\.b32 .*, (26\d{4});", lambda n: n >> 4),
     _number("bits of a descriptor's address", r"shr\.u32 .*, (4);", lambda n: 3),
     _flag("transpose of a", -2), _flag("transpose of b", -1),
     _operand("scale of sums 0", r"wgmma\.mma_async", -1, "0"),
@@ -133,7 +139,9 @@ MUTATIONS = (
     _swapped("last matrices of a load", r"ldmatrix", 0, 2, 3),
     _number("place of a load of matrices", r"ldmatrix.*\[%r\d+\+(\d+)\]", lambda n: n + 16),
     _replaced("copy of fewer bytes", r"(cp\.async\.)cg(.*), 16, %r\d+;", r"\1ca\2, 8;"),
-    _replaced("copy of all that is asked", r"(cp\.async\.c[ag].*), 16, %r\d+;", r"\1, 16;"),
+    _replaced("copy of all that is asked", r"(cp\.async\.c[ag].*), 16, %r\d+;", r"\1, 16;",
+              everywhere=True),
+    _replaced("copy of nothing", r"(cp\.async\.c[ag].*), 16, %r\d+;", r"\1, 16, 0;"),
     _replaced("place of a copy", r"(cp\.async.*\[%r\d+)(?:\+\d+)?\]", r"\1+32]"),
     _replaced("source of a copy", r"(cp\.async.*\[%rd\d+)(?:\+\d+)?\]", r"\1+16]"),
     _replaced("mode of a shuffle", r"shfl\.sync\.bfly", "shfl.sync.down"),
@@ -141,34 +149,29 @@ MUTATIONS = (
     _replaced("guard negated", r"^\s*@(!?)%p", lambda m: m[0].replace("@!", "@") if m[1] else
               m[0].replace("@", "@!")),
     _removed("branch", r"^\s*@!?%p\d+ bra"),
-    _replaced("strictness of a comparison", r"setp\.(lt|le|gt|ge)\.", lambda m: "setp." +
-              {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}[m[1]] + "."),
+    _number("bound of a comparison", r"setp\.[lg][te]\.[su]32 .*, (\d+);", lambda n: n // 2),
     _replaced("equality turned over", r"setp\.(eq|ne)\.",
               lambda m: f"setp.{'ne' if m[1] == 'eq' else 'eq'}."),
     _swapped("operands of a choice", r"^\s*selp\.", -1, 1, 2),
     _swapped("operands of a difference", r"^\s*sub\.[sf]32", -1, 1, 2),
-    _replaced("sum for a difference", r"^(\s*)sub\.", r"\1add."),
-    _replaced("difference for a sum", r"^(\s*)add\.", r"\1sub."),
-    _replaced("product without a sum", r"fma\.rn\.f32 (\s*%f\d+, %f\d+, %f\d+), .*;", r"mul.f32 \1;"),
-    _replaced("least for largest", r"^(\s*)max\.", r"\1min."),
-    _replaced("largest for least", r"^(\s*)min\.", r"\1max."),
+    _replaced("sum for a difference", r"^(\s*)sub\.f32", r"\1add.f32"),
+    _replaced("difference for a sum", r"^(\s*)add\.f32(.*%f\d+;)", r"\1sub.f32\2"),
+    _replaced("product without a sum", r"fma\.rn\.f32 (\s*%f\d+, %f\d+, %f\d+), .*;",
+              r"mul.f32 \1;"),
     _replaced("and for or", r"^(\s*)or\.", r"\1and."),
     _number("permutation of places", r"xor\.b32 .*, (\d+);", lambda n: n ^ 16),
-    _number("mask of an index", r"and\.b32 .*, (\d{1,4});", lambda n: n >> 1),
-    _number("shift of an index", r"sh[lr]\.[bus]32 .*, (\d+);", lambda n: n + 1),
+    _number("mask of an index", r"and\.b32 .*, (\d{1,4});", lambda n: n & n - 1),
+    _number("shift of an index", r"shl\.b32 .*, (\d);", lambda n: n + 1),
     _number("stride of an index", r"mul\.(?:wide|lo)\.[us]\d+ .*, (\d+);", lambda n: n + 1),
-    _number("offset of an index", r"add\.s32 .*, (\d+);", lambda n: n + 1),
     _number("offset of an address", r"(?:ld|st)\.(?:global|shared).*\[%r?d?\d+\+(\d+)\]",
             lambda n: n + 16),
     _replaced("order of a vector", r"(st\.\S+\.v[24]\S* .*)\{(%\w+), (%\w+)", r"\1{\3, \2"),
     _replaced("order of a loaded vector", r"(ld\.\S+\.v[24]\S* .*)\{(%\w+), (%\w+)", r"\1{\3, \2"),
-    _replaced("signed for unsigned", r"ld\.global\.([us])8", lambda m:
-              f"ld.global.{'u' if m[1] == 's' else 's'}8"),
     _swapped("halves of a pair", r"cvt\.rn\.b?f16x2", -1, 1, 2),
     _replaced("exponential for a reciprocal", r"rcp\.approx", "ex2.approx"),
     _replaced("reciprocal for an exponential", r"ex2\.approx", "rcp.approx"),
-    _replaced("sign of a constant", r"0f([0-7])([0-9A-F]{7})", lambda m:
-              f"0f{int(m[1], 16) + 8:X}{m[2]}" if m[2] != "0000000" else m[0]),
+    _replaced("sign of a constant", r"(?:mul|fma).*0f([0-7])([0-9A-F]{7})", lambda m:
+              f"{m[0][:-8]}{int(m[1], 16) + 8:X}{m[2]}" if m[2] != "0000000" else m[0]),
     _replaced("thread for block", r"%ctaid\.x", "%tid.x"),
     _replaced("parameter", r"(\[\w+_param_)0\]", r"\g<1>1]"),
 )  # fmt: skip

@@ -132,8 +132,8 @@ PLAIN, WIDTHS = 0, {128: 1, 64: 2, 32: 3}
 
 
 def layout(matrix, width, across):
-    """A matrix [row, depth] of halves as bytes in shared memory, and its descriptor but for where it
-    starts: PTX ISA, canonical layouts of wgmma. Rows here are M or N."""
+    """A matrix [row, depth] of halves as it lies in shared memory, and its descriptor but for the
+    start: PTX ISA, canonical layouts of wgmma. Rows here are M or N."""
     rows, depth = matrix.shape
     place = np.zeros((rows, depth), np.int64)
     r, k = np.indices((rows, depth))
@@ -219,7 +219,7 @@ GROUP_FAULTS = {
     "fence": ("  wgmma.fence.sync.aligned;\n", "", "wgmma.fence must come"),
     "commit": ("  wgmma.commit_group.sync.aligned;\n", "", "before wgmma.wait_group"),
     "wait": ("  wgmma.wait_group.sync.aligned 0;\n", "", "before wgmma.wait_group"),
-    "wait for less": ("wait_group.sync.aligned 0", "wait_group.sync.aligned 1", "before wgmma.wait"),
+    "wait for less": ("wait_group.sync.aligned 0", "wait_group.sync.aligned 1", "before wgmma"),
     "late sum": ("  wgmma.mma", "  mov.f32 %f3, 0f00000000;\n  wgmma.mma", "since the last"),
     "late store": ("  wgmma.commit", "  st.shared.u32 [%r1], %r0;\n  wgmma.commit",
                    "products on their way read it"),

@@ -34,7 +34,8 @@ def test_integers(name, dtype):
     bits = 8 * dtype.itemsize
     quotient = [abs(p) // abs(q) * (1 if (p < 0) == (q < 0) else -1) for p, q in zip(x, y) if q]
     wanted = {
-        "add": x + y, "sub": x - y, "mul.lo": x * y, "mul.hi": [p * q >> bits for p, q in zip(x, y)],
+        "add": x + y, "sub": x - y, "mul.lo": x * y,
+        "mul.hi": [p * q >> bits for p, q in zip(x, y)],
         "min": np.minimum(a, b).astype(object), "max": np.maximum(a, b).astype(object),
         "div": quotient if name in ("div", "rem") else None,
         "rem": [p - q * n for p, q, n in zip(x, y, quotient)] if name in ("div", "rem") else None,

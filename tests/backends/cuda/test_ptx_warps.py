@@ -65,7 +65,8 @@ LOOP:
 @pytest.mark.parametrize("how, by, clamp, source", [
     ("bfly", 5, 31, LANES ^ 5), ("up", 3, 0, np.where(LANES >= 3, LANES - 3, LANES)),
     ("down", 3, 31, np.where(LANES + 3 <= 31, LANES + 3, LANES)), ("idx", 7, 31, LANES * 0 + 7),
-    ("bfly", 1, 0x1C03, LANES ^ 1), ("down", 2, 0x1803, None), ("idx", 1, 0x181F, LANES // 8 * 8 + 1),
+    ("bfly", 1, 0x1C03, LANES ^ 1), ("down", 2, 0x1803, None),
+    ("idx", 1, 0x181F, LANES // 8 * 8 + 1),
 ])  # fmt: skip
 def test_shuffles(how, by, clamp, source):
     if source is None:  # segments of 8 whose last lane is 3

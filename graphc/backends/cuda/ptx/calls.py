@@ -22,7 +22,7 @@ DEEPEST = 16  # calls within calls
 
 
 def without_calls(module: Module, name: str) -> Function:
-    """A kernel whose calls are replaced by what they call; the parameters of these are registers."""
+    """A kernel whose calls are replaced by what they call, with parameters in registers."""
     whole = module.function(name)
     made = Function(
         name, whole.parameters, [], whole.threads, list(whole.variables), list(whole.registers)
@@ -83,11 +83,14 @@ class _Inliner:
 
     def _call(self, call: Instruction, rename: _Renaming, depth: int) -> None:
         operands = list(map(rename, call.operands))
-        results = operands.pop(0).parts if isinstance(operands[0], Vector) else ()
-        callee, *rest = operands
+        first, *rest = operands
+        results = first.parts if isinstance(first, Vector) else ()
+        callee = rest.pop(0) if isinstance(first, Vector) else first
         arguments = rest[0].parts if rest and isinstance(rest[0], Vector) else ()
         if not isinstance(callee, Symbol) or callee.name not in self.module.heads:
-            raise PtxError(f"line {call.line}: the machine does not know the function of {call.text!r}")
+            raise PtxError(
+                f"line {call.line}: the machine does not know the function of {call.text!r}"
+            )
         if call.guard is not None:
             raise PtxError(f"line {call.line}: the machine does not know calls under a guard")
         function = self.module.function(callee.name)

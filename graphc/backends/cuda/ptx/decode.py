@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-
-from graphc.backends.cuda.ptx.code import FIELDS, AUX, FIXED, SPECIALS, Assembler, Code, Reg
+from graphc.backends.cuda.ptx.code import AUX, FIELDS, FIXED, SPECIALS, Assembler, Code, Reg
 from graphc.backends.cuda.ptx.flow import joins
 from graphc.backends.cuda.ptx.operations import BITS, OPERATIONS
 from graphc.backends.cuda.ptx.text import (
@@ -48,7 +47,7 @@ def handles(*opcodes: str) -> Callable[[Handler], Handler]:
 
 
 class Decoder:
-    """Decodes one function, whose calls are gone. `addresses`: where variables of the module are."""
+    """Decodes a function, whose calls are gone. `addresses`: where variables of the module are."""
 
     def __init__(self, function: Function, variables: list[Variable], addresses: dict[str, int]):
         self.function = function
@@ -331,7 +330,11 @@ def _names(parts: list[str]) -> list[str]:
     base, *middle, type = parts
     whole = ".".join(parts)
     names = [whole]
-    if type in FLOATS and base in ("add", "sub", "mul") and not {"rn", "rz", "rm", "rp"} & {*middle}:
+    if (
+        type in FLOATS
+        and base in ("add", "sub", "mul")
+        and not {"rn", "rz", "rm", "rp"} & {*middle}
+    ):
         names.append(".".join([base, "rn", *middle, type]))
     if type in BITS and type not in FLOATS and BITS[type] > 8:
         names.append(".".join([base, *middle, f"b{BITS[type]}"]))
@@ -341,6 +344,3 @@ def _names(parts: list[str]) -> list[str]:
     if type in ("f16", "bf16", "f16x2", "bf16x2") and base == "fma":
         names.append(f"fma.rn.{type}")
     return names
-
-
-

@@ -50,8 +50,8 @@ def _load(d: Decoder, each: Instruction, parts: list[str]) -> None:
         if isinstance(base, Symbol) and base.name in d.parameters:
             offset = d.parameters[base.name] + address.offset
             width = results[0].bits // 8
-            aux = (0, SIZES[parts[-1]], width, int(parts[-1][0] == "s"), offset)
-            d.to.emit("PARAMETER", results, [], *aux)
+            signed = int(parts[-1][0] == "s")
+            d.to.emit("PARAMETER", results, [], 0, SIZES[parts[-1]], width, signed, offset)
             return
         raise d.unknown(each)
     found = d.address(address)

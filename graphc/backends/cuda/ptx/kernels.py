@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphc.backends.cuda.hosted import SimulationError
 from graphc.backends.cuda.ptx import (  # noqa: F401 (their handlers)
     decode_conversions,
     decode_matrices,
@@ -23,7 +24,6 @@ from graphc.backends.cuda.ptx.code import Code
 from graphc.backends.cuda.ptx.decode import Decoder
 from graphc.backends.cuda.ptx.library import Launch, Region, library
 from graphc.backends.cuda.ptx.text import SIZES, Module, PtxError, Variable
-from graphc.errors import InternalError
 
 REGION_BITS = 40  # of an address, below the number of its region
 PLACE = 256  # the low bits of an address are those that it has on a device
@@ -32,8 +32,8 @@ BUDGET = 1 << 30  # instructions of a block
 LATEST = 1 << 20  # the clock starts anew once it is so late
 
 
-class PtxFault(InternalError):
-    """A kernel that would be wrong on a GPU: what it did, and where."""
+class PtxFault(SimulationError):
+    """What a kernel did that is undefined, and where: instruction, block and thread."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class PtxKernels:
         self.module = Module(text)
         self.budget = budget
         self._codes: dict[str, _Ready] = {}
-        self._clock = np.zeros(1, np.uint32)
+        self._clock: np.ndarray = np.zeros(1, np.uint32)
         self._marked: list[Memory] = []
 
     def launch(

@@ -123,7 +123,9 @@ def _floats() -> None:
         for name, symbol in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
             _define(f"{name}.rn.{t}", t, (t, t), f"a {symbol} b")
             for mode in ("rz", "rm", "rp") if t == "f64" or name != "div" else ():
-                _define(f"{name}.{mode}.{t}", t, (t, t), f"rounded_{t}_{name}(a, b, {mode.upper()})")
+                _define(
+                    f"{name}.{mode}.{t}", t, (t, t), f"rounded_{t}_{name}(a, b, {mode.upper()})"
+                )
         _define(f"fma.rn.{t}", t, (t, t, t), f"fma{suffix}(a, b, c)")
         for mode in ("rz", "rm", "rp"):
             text = f"rounded_{t}_fma(a, b, c, {mode.upper()})"
@@ -291,7 +293,9 @@ def _function(number: int, op: Operation) -> str:
         f" const {_stored(t)} *{n}_ = x[{i}];" for i, (n, t) in enumerate(zip("abcd", op.operands))
     )
     values = "".join(_lane(n, t) for n, t in zip("abcd", op.operands))
-    head = f"static void op_{number}(void *to, const void *const *x, uint32_t mask)\n{{\n   {given}\n"
+    head = (
+        f"static void op_{number}(void *to, const void *const *x, uint32_t mask)\n{{\n   {given}\n"
+    )
     loop = f"    for (int l = 0; l < 32; ++l) {{ {values}"
     if op.result == "pred":
         return (

@@ -1,4 +1,4 @@
-"""Launch plans run by the PTX machine: whole models, on what a CUDA compiler makes of their kernels."""
+"""Launch plans run by the PTX machine: what a CUDA compiler makes of their kernels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphc.backends.cuda.emit import CudaSource
+from graphc.backends.cuda.hosted import HostedRun, Runner
 from graphc.backends.cuda.machine_code import machine_code
 from graphc.backends.cuda.ptx.kernels import Buffer, Memory, PtxKernels, device_memory
-from graphc.backends.cuda.simulator.build import Run, Runner
 from graphc.backends.cuda.steps import LaunchStep
 from graphc.ir.checks import judged
 from graphc.ir.program import Slot
@@ -30,14 +30,14 @@ def run_ptx(source: CudaSource, arch: str, order: int = 0, ptx: str | None = Non
     return run
 
 
-class PtxRun(Run):
+class PtxRun(HostedRun):
     """One run of a launch plan, whose launches the PTX machine does."""
 
     def __init__(
         self, source: CudaSource, kernels: PtxKernels, inputs: Sequence[np.ndarray], order: int
     ):
-        super().__init__(source, None, inputs, order)
-        self.kernels = kernels
+        super().__init__(source, inputs)
+        self.kernels, self.order = kernels, order
         self.spaces: dict[tuple[str, int], Memory] = {}
         self.blocks: Sequence[int] | None = None  # those of a grid that are run; None: all
 

@@ -145,7 +145,7 @@ class Module:
         self._parsed: dict[str, Function] = {}
         place = 0
         outside = []
-        for head in iter(lambda: _FUNCTION.search(self.text, place), None):
+        while head := _FUNCTION.search(self.text, place):
             outside.append(self.text[place : head.start()])
             place = head.end()
             if head["end"] == "{":

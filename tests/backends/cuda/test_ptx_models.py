@@ -1,0 +1,101 @@
+"""Kernels of graphs as nvcc makes them, in the PTX machine: results, faults, planted errors."""
+
+import numpy as np
+import pytest
+from cuda_programs import cuda_of, graph_of, inputs_of, needs_nvcc
+from ptx_blocks import compared
+from ptx_mutants import MUTATIONS, ORDERING, Subject, sampled
+from ptx_texts import needs_c
+
+import graphc
+from graphc.backends.cuda.ptx import run_ptx
+from graphc.errors import ModelError
+from graphc.ir.interp import interpret
+
+pytestmark = [needs_c, needs_nvcc]
+GRAPHS = {
+    "rows": """graph @g(%x: f32[5,300]) -> ? {
+  const %s : f32[300] = random(seed=1)
+  %n = LayerNormalization(%x, %s)
+  %y = Softmax(%n)
+  return %y
+}""",
+    "positions": """graph @g(%x: f32[700], %k: i64[1]) -> (?, ?) {
+  %v, %i = TopK(%x, %k)
+  %n = NonZero(%v)
+  return %v, %n
+}""",
+    "doubles": """graph @g(%x: f64[9,19], %y: f64[9,19]) -> ? {
+  %p = Pow(%x, %y)
+  %s = Sin(%p)
+  return %s
+}""",
+    "bytes": """graph @g(%x: i8[20,96]) -> ? {
+  const %w : i8[96,24] = random(seed=1)
+  %y = MatMulInteger(%x, %w)
+  return %y
+}""",
+    "loop": """graph @g(%n: i64, %x: f32[7]) -> ? {
+  %y = Loop(%n, _, %x) {
+    body(%i: i64, %c: bool, %a: f32[7]) {
+      %b = Add(%a, %a)
+      return %c, %b
+    }
+  }
+  return %y
+}""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["rows", "bytes"])
+def test_graphs(name):
+    source = cuda_of(GRAPHS[name])
+    inputs = inputs_of(source.program)
+    wanted = interpret(graph_of(GRAPHS[name]), inputs)
+    for order in (0, 1):
+        found = run_ptx(source, "sm_80", order)(inputs)
+        for a, b in zip(found, wanted):
+            np.testing.assert_allclose(a, b, 2e-5, 2e-5 * max(np.ptp(b), 1e-9))
+
+
+def test_models_are_compiled_for_it():
+    graph = graph_of(GRAPHS["rows"])
+    (x,) = [np.linspace(-3, 3, 1500, dtype=np.float32).reshape(5, 300)]
+    (wanted,) = interpret(graph, [x])
+    model = graphc.compile(graph, target="cuda", simulate="ptx")
+    np.testing.assert_allclose(model.run([x])[0], wanted, 1e-4, 1e-6)
+    with pytest.raises(ModelError, match="expected ptx, or nothing, found 'gpu'"):
+        graphc.compile(graph, target="cuda", simulate="gpu")
+
+
+@pytest.mark.parametrize("subject", ["mma f16", "wgmma"])
+def test_blocks_agree_with_the_simulator(subject):
+    made = Subject(subject)
+    found = list(compared(made.source, made.arch, ptx="\n".join(made.lines)))
+    assert found and all(each.error < 1e-3 and each.blocks <= 2 for each in found)
+
+
+@pytest.mark.parametrize("name", ["mma f16", "wgmma", "wgmma held"])
+def test_planted_errors_are_caught(name):
+    """One of every kind; those that survive in some places are left to ptx_mutants.py."""
+    subject = Subject(name)
+    often = [m for m in MUTATIONS if m.kind not in SURVIVING]
+    chosen = sampled(subject, 1, often)
+    assert len(chosen) > 25
+    missed = [f"{m.kind}, line {m.line + 1}" for m in chosen if not subject.caught(m)]
+    assert not missed
+
+
+SURVIVING = {
+    "commit of copies removed", "fence of products removed", "commit of products removed",
+    "wait for products removed", "wait for one product fewer", "leading offset of a descriptor",
+    "bound of a comparison", "operands of a choice", "guard negated", "branch removed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["mma f16", "wgmma held"])
+def test_what_orders_copies_and_products_is_needed(name):
+    """No fence, wait or barrier can be left out, nor a commit, but that of an empty last group."""
+    subject = Subject(name)
+    survived = [m.kind for m in sampled(subject, 99, ORDERING) if not subject.caught(m)]
+    assert survived in ([], ["commit of copies removed"])
