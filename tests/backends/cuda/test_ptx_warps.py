@@ -215,3 +215,15 @@ def test_what_is_unknown_is_named():
         PtxKernels("nothing")
     with pytest.raises(PtxError, match="has no function other"):
         PtxKernels(ptx_of("", 0)).launch("other", 1, 32, [])
+
+
+@pytest.mark.parametrize("text", [
+    "shfl.sync.bfly.b32 %r1, %d1, 1, 31, -1;", "shfl.sync.bfly.b32 %r1, %r2, 1;",
+    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2}, {%r3},"
+    " {%f1, %f2, %f3, %f4};", "atom.global.add.u32 %r1, [%q0], %d1;", "add.u32 %r1, %r2;",
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2}, [%r3];", "mov.u32 %r1, %elsewhere;",
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %d1, %d2, 1, 3, 1;",
+])  # fmt: skip
+def test_operands_that_do_not_fit_are_refused(text):
+    with pytest.raises(PtxError, match="line 11"):
+        ran(f"  {text}\n")

@@ -5,6 +5,7 @@ Loads, stores and matrices are in decode_memory.py and decode_matrices.py.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from graphc.backends.cuda.ptx.code import AUX, FIELDS, FIXED, SPECIALS, Assembler, Code, Reg
@@ -156,6 +157,14 @@ class Decoder:
             return [self.reg(part, type) for part in operand.parts]
         return [self.reg(operand, type)]
 
+    def exact(self, operand: Operand, type: str) -> list[Reg]:
+        """As `parts`, of instructions whose registers must be as wide as the type."""
+        found = self.parts(operand, type)
+        wanted = 1 if type == "pred" else BITS[type]
+        if any(r.bits != wanted for r in found):
+            raise PtxError(f"line {self.to.line}: an operand is not of {wanted} bits")
+        return found
+
     def address(self, operand: Operand) -> tuple[Reg, int]:
         """The register and the offset of an address."""
         if not isinstance(operand, Address):
@@ -216,11 +225,19 @@ def _barrier(d: Decoder, each: Instruction, parts: list[str]) -> None:
 def _shuffle(d: Decoder, each: Instruction, parts: list[str]) -> None:
     if parts[1] != "sync":
         raise d.unknown(each, "; it lacks .sync")
-    results = d.parts(each.operands[0], "b32")
-    if isinstance(each.operands[0], Vector):
-        results[1] = d.reg(each.operands[0].parts[1], "pred")
-    given = [d.reg(o, "b32") for o in each.operands[1:]]
+    results = _with_predicate(d, each.operands[0])
+    given = [*itertools.chain(*(d.exact(o, "b32") for o in each.operands[1:]))]
+    if len(given) != 4:
+        raise d.unknown(each, "; it takes 4 operands")
     d.to.emit("SHUFFLE", results, given, SHUFFLES.index(parts[2]))
+
+
+def _with_predicate(d: Decoder, operand: Operand) -> list[Reg]:
+    """A result of 32 bits, and a predicate beside it if there are two."""
+    if not isinstance(operand, Vector):
+        return d.exact(operand, "b32")
+    first, second = operand.parts
+    return [*d.exact(first, "b32"), *d.exact(second, "pred")]
 
 
 @handles("vote")
@@ -235,10 +252,8 @@ def _vote(d: Decoder, each: Instruction, parts: list[str]) -> None:
 
 @handles("match")
 def _match(d: Decoder, each: Instruction, parts: list[str]) -> None:
-    results = d.parts(each.operands[0], "b32")
-    if isinstance(each.operands[0], Vector):
-        results[1] = d.reg(each.operands[0].parts[1], "pred")
-    given = [d.reg(each.operands[1], parts[3]), d.reg(each.operands[2], "b32")]
+    results = _with_predicate(d, each.operands[0])
+    given = [*d.exact(each.operands[1], parts[3]), *d.exact(each.operands[2], "b32")]
     d.to.emit("MATCH", results, given, int(parts[1] == "any"), SIZES[parts[3]])
 
 

@@ -20,7 +20,7 @@ def _matrices(d: Decoder, each: Instruction, parts: list[str]) -> None:
     loads = parts[0] == "ldmatrix"
     if "m8n8" not in parts or parts[-1] != "b16":
         raise d.unknown(each)
-    registers = d.parts(each.operands[1 - loads], "b32")
+    registers = d.exact(each.operands[1 - loads], "b32")
     base, offset = d.address(each.operands[loads])
     count = next((int(p[1:]) for p in parts if re.fullmatch(r"x[124]", p)), 0)
     if count != len(registers):
@@ -45,7 +45,9 @@ def _mma(d: Decoder, each: Instruction, parts: list[str]) -> None:
     ):  # fmt: skip
         raise d.unknown(each)
     rows, words = int(shape[1]), int(shape[2]) // PER_WORD[a]
-    results, left, right, sums = (d.parts(o, "b32") for o in each.operands)
+    if len(each.operands) != 4:
+        raise d.unknown(each, "; it takes 4 operands")
+    results, left, right, sums = (d.exact(o, "b32") for o in each.operands)
     half = parts[6] == "f16"
     counts = (rows * 8 // 32 // (1 + half), rows * words // 32, words * 8 // 32)
     given = tuple(map(len, (results, left, right)))
@@ -79,12 +81,16 @@ def _wgmma(d: Decoder, each: Instruction, parts: list[str]) -> None:
 def _product(
     d: Decoder, each: Instruction, columns: int, types: tuple[int, int], is_float: bool
 ) -> None:
+    if len(each.operands) < 4:
+        raise d.unknown(each, "; it takes 4 operands at least")
     first, left, right, scale, *rest = each.operands
-    sums = d.parts(first, "b32")
+    sums = d.exact(first, "b32")
     if len(sums) != columns // 2:
         raise d.unknown(each, f"; it must have {columns // 2} sums, found {len(sums)}")
     held = isinstance(left, Vector)
-    operands: list[Reg] = [*sums, *d.parts(left, "b32" if held else "b64"), d.reg(right, "b64")]
+    operands: list[Reg] = [*sums, *d.exact(left, "b32" if held else "b64"), *d.exact(right, "b64")]
+    if held and len(operands) != len(sums) + 5:
+        raise d.unknown(each, "; rows in registers are 4 words")
     numbers = [o.value for o in rest if isinstance(o, Immediate)]
     if len(numbers) != len(rest):
         raise d.unknown(each)

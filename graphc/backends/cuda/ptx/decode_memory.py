@@ -99,7 +99,9 @@ def _atomic(d: Decoder, each: Instruction, parts: list[str]) -> None:
     operands = list(each.operands)
     results = [d.reg(operands.pop(0), type)] if parts[0] == "atom" else []
     base, offset = d.address(operands[0])
-    values = [d.reg(o, type) for o in operands[1:]]
+    values = [r for o in operands[1:] for r in d.exact(o, type)]
+    if len(values) != (2 if how == "cas" else 1):
+        raise d.unknown(each)
     space, size = _space(parts), SIZES[type]
     _seen(d, space, size)
     aux = (space, size, size, ATOMIC_TYPES[type], offset, base.bits // 8, 0, ATOMICS.index(how))

@@ -158,7 +158,7 @@ class _Ready:
         self.code: Code = Decoder(function, shared, addresses).decode()
         self.variables = [(v, np.frombuffer(_contents(v), np.uint8).copy()) for v in variables]
         code = self.code
-        self.arrays = [
+        self.arrays: list[np.ndarray] = [
             np.array(code.words, np.int32),
             np.array(code.operands or [0], np.int32),
             np.frombuffer(bytes(code.file) or b"\0", np.uint8),
