@@ -206,6 +206,21 @@ def test_what_lanes_drop_may_be_undefined():
     fault(body.replace("selp.u32 %r5, %r4, 9", "selp.u32 %r5, 9, %r4"), "never written")
 
 
+def test_vectors_may_be_longer_than_a_buffer_if_nobody_uses_the_rest():
+    """As compilers join loads of a row of three."""
+    body = """
+  mad.wide.u32 %d1, %r0, 4, %q1;
+  ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%q0];
+  add.u32 %r5, %r2, %r3;
+  st.global.u32 [%d1], %r5;
+"""
+    three = np.array([5, 6, 7], np.uint32)
+    assert (ran(body, inputs=[three]) == 13).all()
+    for other in (body.replace("%r2, %r3;", "%r2, %r4;"), body.replace("[%q0]", "[%q0+16]")):
+        with pytest.raises(PtxFault, match="never written|are accessed"):
+            ran(other, inputs=[three])
+
+
 def test_what_is_unknown_is_named():
     with pytest.raises(PtxError, match="line 11: the PTX machine does not know 'frob"):
         ran("  frob.u32 %r1, %r2;\n")

@@ -33,11 +33,28 @@ static void set_lane(void *to, int lane, int width, const uint8_t *from, int byt
     memcpy((uint8_t *)to + (int64_t)lane * width, &value, width);
 }
 
+// A vector of which some elements are not there, or were never written, since a compiler has joined
+// loads: it may, as nothing else can lie in memory that a vector is aligned to. These are undefined.
+static void load_part(Machine *m, Warp *w, const Instruction *i, const Operand *o, uint64_t address)
+{
+    for (int n = 0; n < i->results; ++n, address += i->BYTES) {
+        if (!is_readable(m, address, i->BYTES)) { w->lost[n] |= 1u << w->lane; continue; }
+        const uint8_t *from = located(m, w, i->SPACE, address, i->BYTES, READ, NULL, i->READ_ONLY);
+        set_lane(lanes(w, o + n), w->lane, i->REGISTER, from, i->BYTES, i->SIGNED);
+    }
+}
+
 static void load(Machine *m, Warp *w, const Instruction *i, const Operand *o, uint32_t mask)
 {
     const int size = i->BYTES * i->results;
+    memset(w->lost, 0, sizeof w->lost);
     EACH_LANE(mask) {
         const uint64_t address = address_of(w, o + i->results, i, l);
+        if (i->results > 1 && i->SPACE == GLOBAL && address % size == 0
+            && !is_readable(m, address, size) && is_readable(m, address, i->BYTES)) {
+            load_part(m, w, i, o, address);
+            continue;
+        }
         const uint8_t *from = located(m, w, i->SPACE, address, size, READ, NULL, i->READ_ONLY);
         for (int n = 0; n < i->results; ++n)
             set_lane(lanes(w, o + n), l, i->REGISTER, from + n * i->BYTES, i->BYTES, i->SIGNED);

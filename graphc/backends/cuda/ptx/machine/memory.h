@@ -78,6 +78,17 @@ static Region *region_of(Machine *m, Warp *w, uint64_t address, int64_t size)
     return region;
 }
 
+// Whether bytes of global memory are there, and written.
+static int is_readable(const Machine *m, uint64_t address, int64_t size)
+{
+    const uint64_t number = address >> 40;
+    if (number == 0 || number > (uint64_t)m->launch->region_count) return 0;
+    const Region *region = &m->launch->regions[number - 1];
+    const int64_t start = (int64_t)(address - region->base);
+    if (start < 0 || start + size > (int64_t)region->size) return 0;
+    return region->defined == NULL || memchr(region->defined + start, 0, size) == NULL;
+}
+
 static uint8_t *in_global(Machine *m, Warp *w, uint64_t address, int64_t size, Access access,
                           const uint8_t *value, int read_only)
 {

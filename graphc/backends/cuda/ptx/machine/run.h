@@ -232,8 +232,10 @@ static void run_warp(Machine *m, Warp *w)
         case SPLIT: joined(w, i, o, mask, 1); break;
         default: scalar(w, i, o, mask);
         }
-        for (int n = 0; n < i->results; ++n) 
-            w->defined[o[n].id] = (w->defined[o[n].id] & ~mask) | (found & mask);
+        for (int n = 0; n < i->results; ++n) {
+            const uint32_t there = i->op == LOAD ? found & ~w->lost[n] : found;
+            w->defined[o[n].id] = (w->defined[o[n].id] & ~mask) | (there & mask);
+        }
         ++path->pc;
     }
 }

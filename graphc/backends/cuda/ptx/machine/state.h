@@ -66,6 +66,7 @@ typedef struct {
     int64_t issued;  // products so far, to compare with the other warps of the group
     const Instruction *at, *sums_of;
     int lane;
+    uint32_t lost[8];  // lanes for which a load found nothing, by element
     int is_synced;  // lanes have met since the last barrier
 } Warp;
 
