@@ -20,34 +20,15 @@ GRAPHS = {
   %y = Softmax(%n)
   return %y
 }""",
-    "positions": """graph @g(%x: f32[700], %k: i64[1]) -> (?, ?) {
-  %v, %i = TopK(%x, %k)
-  %n = NonZero(%v)
-  return %v, %n
-}""",
-    "doubles": """graph @g(%x: f64[9,19], %y: f64[9,19]) -> ? {
-  %p = Pow(%x, %y)
-  %s = Sin(%p)
-  return %s
-}""",
     "bytes": """graph @g(%x: i8[20,96]) -> ? {
   const %w : i8[96,24] = random(seed=1)
   %y = MatMulInteger(%x, %w)
   return %y
 }""",
-    "loop": """graph @g(%n: i64, %x: f32[7]) -> ? {
-  %y = Loop(%n, _, %x) {
-    body(%i: i64, %c: bool, %a: f32[7]) {
-      %b = Add(%a, %a)
-      return %c, %b
-    }
-  }
-  return %y
-}""",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["rows", "bytes"])
+@pytest.mark.parametrize("name", GRAPHS)
 def test_graphs(name):
     source = cuda_of(GRAPHS[name])
     inputs = inputs_of(source.program)
