@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graphc.api import compile, load
     from graphc.frontend.onnx_export import export_onnx
     from graphc.frontend.onnx_import import import_onnx
+    from graphc.frontend.tflite.tflite_import import import_tflite
     from graphc.ir.graph import Graph
     from graphc.ir.interp import interpret
     from graphc.ir.text.parser import parse
@@ -43,6 +44,7 @@ _HOMES = {
     "export_onnx": "graphc.frontend.onnx_export",
     "grad": "graphc.transforms",
     "import_onnx": "graphc.frontend.onnx_import",
+    "import_tflite": "graphc.frontend.tflite.tflite_import",
     "interpret": "graphc.ir.interp",
     "jvp": "graphc.transforms",
     "load": "graphc.api",
@@ -63,8 +65,8 @@ _MODULES = {
 __all__ = [
     "CompiledModel", "ExecutableInfo", "Graph", "GraphcError", "InternalError", "ModelError",
     "ModelWarning", "UnsupportedError", "VerificationError", "backend", "compile", "custom_vjp",
-    "dsl", "export_onnx", "grad", "import_onnx", "interpret", "jvp", "load", "parse", "passes",
-    "quantise", "stop_gradient", "train", "value_and_grad", "vjp",
+    "dsl", "export_onnx", "grad", "import_onnx", "import_tflite", "interpret", "jvp", "load",
+    "parse", "passes", "quantise", "stop_gradient", "train", "value_and_grad", "vjp",
 ]  # fmt: skip
 
 

@@ -122,9 +122,9 @@ def load_graph(source: Any) -> Graph:
     """A Graph from a path, bytes, a ModelProto, or a Graph itself."""
     if isinstance(source, Graph):
         return source
-    from graphc.frontend.onnx_import import import_onnx  # loads onnx
+    from graphc.frontend.models import import_model  # loads onnx
 
-    return import_onnx(source)
+    return import_model(source)
 
 
 @collecting_rarely()

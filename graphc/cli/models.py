@@ -135,13 +135,13 @@ def once(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_graph(path: Path) -> Graph:
-    """The graph of an ONNX model, or of a file of graphc's own text."""
+    """The graph of a model, or of a file of graphc's own text."""
     if path.suffix == ".gcm":
         raise ModelError(f"{path}: is compiled already; graphc run and inspect take it")
     if path.suffix != ".gir":
-        from graphc.frontend.onnx_import import import_onnx
+        from graphc.frontend.models import import_model
 
-        return import_onnx(path)
+        return import_model(path)
     from graphc.ir.text.parser import parse_graph
 
     if not path.is_file():

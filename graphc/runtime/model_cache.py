@@ -56,7 +56,7 @@ from graphc.runtime.saved import described, has_shapes, loaded, read_interface
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
 
-READERS = ("onnx", "numpy", "ml_dtypes")  # packages that the graph of a model depends on
+READERS = ("onnx", "numpy", "ml_dtypes", "tflite")  # packages that the graph of a model depends on
 PLAIN = (str, int, float, bool, type(None))  # types of options that their text tells all about
 SAMPLED = 1 << 12  # bytes at either end of a file
 BLOCK = 1 << 20  # bytes of a file that are hashed at a time

@@ -364,6 +364,6 @@ def _imported(source: Any) -> Graph:
     """A model as a graph of its own."""
     if isinstance(source, Graph):
         return clone_graph(source)
-    from graphc.frontend.onnx_import import import_onnx
+    from graphc.frontend.models import import_model
 
-    return import_onnx(source)
+    return import_model(source)

@@ -48,9 +48,9 @@ def requantize(
     There is one multiplier, or one per position of `axis`, or a tensor of them that broadcasts to
     x. Where x is negative, the multipliers are `below`.
     """
-    by = _multiplier(i, x, multiplier, axis)
+    by = along(i, x, multiplier, axis)
     if below is not None:
-        by = select(x[i] < 0, _multiplier(i, x, below, axis), by)
+        by = select(x[i] < 0, along(i, x, below, axis), by)
     scaled = x[i].cast(i64) * by.cast(i64) + (1 << shift - 1)
     whole = _shifted(scaled, shift, even)
     dtype = dtypes.of(to)
@@ -60,7 +60,8 @@ def requantize(
     return (inside + zero_point).cast(dtype)
 
 
-def _multiplier(i: OutIndex, x: Operand, multiplier: Operand, axis: int) -> Expr:
+def along(i: OutIndex, x: Operand, multiplier: Operand, axis: int) -> Expr:
+    """The multiplier of an element: the only one, that of its position on an axis, or its own."""
     if multiplier.size == 1:
         return only_element(multiplier)
     return multiplier[i[normal_axis(axis, x.rank)] if multiplier.rank == 1 else i]
