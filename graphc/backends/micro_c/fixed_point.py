@@ -98,7 +98,7 @@ def _shift(node: Expr) -> tuple[Expr, int, int]:
 
 def _term(atoms: tuple[Expr, ...], factor: int) -> tuple[Expr, Expr] | None:
     """A number of 32 bits and its factor, of a product in 64."""
-    numbers = [_narrow(atom) for atom in atoms]
+    numbers = [narrow(atom) for atom in atoms]
     if len(numbers) == 1 and LEAST <= factor <= MOST:
         numbers.append(Const(factor, i32))
     elif factor != 1:
@@ -108,7 +108,7 @@ def _term(atoms: tuple[Expr, ...], factor: int) -> tuple[Expr, Expr] | None:
     return numbers[0], numbers[1]
 
 
-def _narrow(node: Expr) -> Expr | None:
+def narrow(node: Expr) -> Expr | None:
     """An i64 factor as the i32 (or narrower) value it was widened from."""
     if isinstance(node, Call) and node.op.name == "cast":
         (inner,) = node.args
@@ -128,6 +128,8 @@ def _product(shift: Shifted) -> Expr | None:
     rounded = shift.offset == half and shift.halves == UP
     if shift.shift <= WORD and not rounded:
         return None
+    if rounded and shift.shift == WORD:
+        return call("mul_high_rounded", x, m)
     high, low = call("mul_high", x, m), x * m
     if rounded and shift.shift > WORD:
         return call("shr_rounded", high, shift.shift - WORD)

@@ -16,11 +16,13 @@ last stored by a vector loop over `count` lanes: the rest are 0. They are one in
 M-profile Vector Extension each.
 
 `clamp` of i32 is printed as `limit_i32`, which is one instruction where the limits are those of a
-byte.
+byte, and `mul_high_rounded` as a function of that name, which is one on cores with the DSP
+extension; so is its sum with another number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,7 @@ from graphc.backends.cfamily.names import identifier
 from graphc.backends.cfamily.printer import Unit
 from graphc.backends.cfamily.spell import Text, function
 from graphc.backends.micro_c.code_size import operators
+from graphc.backends.micro_c.fixed_point import narrow
 from graphc.backends.micro_c.mve import NAMES, definitions
 from graphc.backends.micro_c.vector_printer import VectorPrinter
 from graphc.backends.micro_c.vectors import BYTES
@@ -38,6 +41,8 @@ from graphc.ir.instructions import DOT4, DOT4_SPREAD, DOT4_WIDE, meaning
 from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_body, map_nested
 
 DOT16, SUM16 = "dot16", "sum16"
+HIGH = "mul_high_rounded"
+CALLED = {"clamp": "limit_i32", HIGH: "mul_high_rounded_i32"}
 
 LIMIT_TEXT = """\
 /* x kept within low..high. */
@@ -58,6 +63,35 @@ static inline int32_t limit_i32(int32_t x, int32_t low, int32_t high)
 #endif
     x = x < low ? low : x;
     return x > high ? high : x;
+}
+"""
+
+HIGH_TEXT = """\
+/* The upper half of a product, rounded. */
+static inline int32_t mul_high_rounded_i32(int32_t a, int32_t b)
+{
+#if defined(__ARM_FEATURE_DSP) && defined(__GNUC__) && defined(__OPTIMIZE__)
+    int32_t y;
+    __asm__("smmulr %0, %1, %2" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+#else
+    return (int32_t)(((int64_t)a * b + INT64_C(2147483648)) >> 32);
+#endif
+}
+"""
+
+ADDED_TEXT = """\
+/* sum, and the upper half of a product, rounded. */
+static inline int32_t mul_high_added_i32(int32_t sum, int32_t a, int32_t b)
+{
+#if defined(__ARM_FEATURE_DSP) && defined(__GNUC__) && defined(__OPTIMIZE__)
+    int32_t y;
+    __asm__("smmlar %0, %1, %2, %3" : "=r"(y) : "r"(a), "r"(b), "r"(sum));
+    return y;
+#else
+    const int32_t y = (int32_t)(((int64_t)a * b + INT64_C(2147483648)) >> 32);
+    return (int32_t)((uint32_t)sum + (uint32_t)y);
+#endif
 }
 """
 
@@ -182,20 +216,48 @@ def _fold(stmt: Intrin) -> Stmt:
     return For(lane, (Store(total.source, (), total + value),))
 
 
-def with_clamps(kernel: Kernel) -> Kernel:
-    """The kernel with limits of constants, min(max(x, low), high) in i32, as `clamp`."""
-    return replace(kernel, body=map_body(kernel.body, lambda e: transform(e, _clamped)))
+def with_instructions(kernel: Kernel) -> Kernel:
+    """The kernel with limits of constants, min(max(x, low), high) in i32, as `clamp`, and with
+    `mul_high_rounded` in place of arithmetic in i64."""
+    return replace(kernel, body=map_body(kernel.body, lambda e: transform(e, _instruction)))
 
 
-def _clamped(node: Expr) -> Expr | None:
-    if not (isinstance(node, Call) and node.op.name == "min" and node.dtype is i32):
+def _instruction(node: Expr) -> Expr | None:
+    if not (isinstance(node, Call) and node.dtype is i32):
         return None
-    inner, high = node.args
+    if node.op.name == "min":
+        return _clamped(*node.args)
+    return _high_half(node.args[0]) if node.op.name == "cast" else None
+
+
+def _clamped(inner: Expr, high: Expr) -> Expr | None:
     if not (isinstance(inner, Call) and inner.op.name == "max" and isinstance(high, Const)):
         return None
     x, low = inner.args
     is_range = isinstance(low, Const) and low.value <= high.value
     return call("clamp", x, low, high) if is_range else None
+
+
+def _high_half(node: Expr) -> Expr | None:
+    """(a * b + 2**31) >> 32 of two i32, in i64."""
+    total = _shifted_by_a_word(node)
+    if not (isinstance(total, Call) and total.op.name == "add"):
+        return None
+    product, half = total.args
+    if not (isinstance(half, Const) and half.value == 1 << 31 and isinstance(product, Call)):
+        return None
+    numbers = [narrow(factor) for factor in product.args] if product.op.name == "mul" else []
+    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
+        return None
+    return call(HIGH, numbers[0].cast(i32), numbers[1].cast(i32))
+
+
+def _shifted_by_a_word(node: Expr) -> Expr | None:
+    """What is shifted right by 32."""
+    if not (isinstance(node, Call) and node.op.name == "shr" and node.dtype is i64):
+        return None
+    value, distance = node.args
+    return value if isinstance(distance, Const) and distance.value == 32 else None
 
 
 # ---------------------------------------------------------------- printing
@@ -205,10 +267,19 @@ class MicroPrinter(VectorPrinter):
     """Prints kernels with these instructions; `functions` collects what it needs."""
 
     def _fresh(self, node: Expr) -> Text:
-        if not (isinstance(node, Call) and node.op.name == "clamp"):
+        name, args = self._called(node) if isinstance(node, Call) else ("", ())
+        if not name:
             return super()._fresh(node)
-        self.functions.add("limit_i32")
-        return function("limit_i32", *map(self.expr, node.args))
+        self.functions.add(name)
+        return function(name, *map(self.expr, args))
+
+    def _called(self, node: Call) -> tuple[str, Sequence[Expr]]:
+        """The function that an operation is printed as, if any, and its arguments."""
+        if node.op.name == "add" and node.dtype is i32:
+            for total, high in (node.args, node.args[::-1]):
+                if isinstance(high, Call) and high.op.name == HIGH and self.uses[high] < 2:
+                    return "mul_high_added_i32", (total, *high.args)
+        return CALLED.get(node.op.name, ""), node.args
 
     def _intrin(self, stmt: Intrin) -> None:
         if stmt.name in (DOT16, SUM16):
@@ -293,6 +364,8 @@ HELPERS = {
     DOT4_WIDE: DOT4_WIDE_TEXT,
     "dot4_spread_i8": DOT4_SPREAD_TEXT.format(type="i8", c_type="int8_t", letter="s"),
     "dot4_spread_u8": DOT4_SPREAD_TEXT.format(type="u8", c_type="uint8_t", letter="u"),
+    "mul_high_rounded_i32": HIGH_TEXT,
+    "mul_high_added_i32": ADDED_TEXT,
     "dot4_i8": DOT4_TEXT.format(type="i8", c_type="int8_t", letter="s"),
     "dot4_u8": DOT4_TEXT.format(type="u8", c_type="uint8_t", letter="u"),
 }

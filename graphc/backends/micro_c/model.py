@@ -13,7 +13,7 @@ from graphc.backends.cfamily.names import identifier
 from graphc.backends.cfamily.printer import Dialect, Unit, size_values
 from graphc.backends.cfamily.spell import storage_type
 from graphc.backends.micro_c.cpus import CPUS, DEFAULT, Cpu
-from graphc.backends.micro_c.intrinsics import MicroUnit, with_clamps
+from graphc.backends.micro_c.intrinsics import MicroUnit, with_instructions
 from graphc.backends.micro_c.joined import Training
 from graphc.backends.micro_c.libm import OwnSpeller, check_no_calls
 from graphc.backends.micro_c.sizes import Sizes
@@ -340,7 +340,7 @@ def _prepared(kernel: Kernel, libm: bool) -> Kernel:
     if not libm:
         body = map_body(kernel.body, lambda e: expand_math(sign_as_select(e), FUNCTIONS))
         kernel = replace(kernel, body=body)
-    return with_clamps(with_vectors(sum_offsets(kernel)))
+    return with_instructions(with_vectors(sum_offsets(kernel)))
 
 
 def layer_names(program: Program) -> dict[str, str]:

@@ -9,7 +9,7 @@ import numpy as np
 from graphc.errors import ModelError, UnsupportedError
 from graphc.frontend.tflite.node import Node
 from graphc.frontend.tflite.registry import handles
-from graphc.frontend.tflite.rescaling import Factors, Span, rescaled, scaled
+from graphc.frontend.tflite.rescaling import NO_OFFSET, Factors, Span, rescaled, scaled
 from graphc.frontend.tflite.sums import quantised_sum
 from graphc.ir.dtypes import boolean, f32, i8, i16, i32, i64
 from graphc.ir.graph import Value
@@ -50,7 +50,7 @@ def _product(node: Node, a: Value, b: Value) -> Value:
     factors = Factors.of(node.scale(x) * node.scale(y) / node.scale(node.result()))
     span = Span(np.array([min(corners)]), np.array([max(corners)]))
     total = node.b.Mul(*wide)
-    return rescaled(node.b, total, np.zeros(1, np.int64), factors, span, 0, node.limits())
+    return rescaled(node.b, total, NO_OFFSET, factors, span, 0, node.limits())
 
 
 def centred(node: Node, value: Value, zero: int) -> Value:
@@ -146,7 +146,7 @@ def prelu(node: Node) -> None:
     )
     limits = node.limits()
     parts = [
-        scaled(b, total, some, Span(np.array([-reach]), np.array([reach])), 0, limits)
+        scaled(b, total, NO_OFFSET, some, Span(np.array([-reach]), np.array([reach])), 0, limits)
         for total, some, reach in zip((plain, sloped), factors, (1 << 8, 1 << 17))
     ]
     below = b.Less(x, b.constant(zero, i8))

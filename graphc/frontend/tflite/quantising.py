@@ -6,7 +6,6 @@ import numpy as np
 
 from graphc.errors import UnsupportedError
 from graphc.frontend.tflite.arithmetic import multiply, quantise_multiplier
-from graphc.frontend.tflite.elementwise import centred
 from graphc.frontend.tflite.node import Node
 from graphc.frontend.tflite.registry import handles
 from graphc.frontend.tflite.rescaling import Factors, Limits, Span, by_table, scaled
@@ -47,7 +46,13 @@ def quantise(node: Node) -> None:
     else:
         reach = np.array([1 << 31 if dtype is i32 else 1 << 17])
         made = scaled(
-            node.b, centred(node, x, zero), Factors.of(real), Span(-reach, reach), 0, limits
+            node.b,
+            node.b.Cast(x, to=i32.onnx),
+            np.array([-zero]),
+            Factors.of(real),
+            Span(-reach, reach),
+            0,
+            limits,
         )
     node.define_either(made, is_image)
 

@@ -24,11 +24,12 @@ from graphc.ir.dtypes import DType
 from graphc.ir.graph import Value
 from graphc.ir.ops.fixed_point import DOMAIN
 
-FINER = (0, 6, 8, 10, 11, 12, 13)  # bits that offsets have below the unit of sums
+FINER = (0, 8, 10, 12, 6, 4, 13)  # bits that offsets have below the unit of sums
 NEAR = tuple(sorted(range(-16, 17), key=abs))  # from the nearest multiplier
 MOST_SHIFT = 53
 LIMIT = 1 << 31
 FARTHEST = 1 << 60
+NO_OFFSET = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)
@@ -115,19 +116,24 @@ def rescaled(
             "Requantize", total, b.constant(_one_or_all(form.multiplier).astype(np.int32)),
             domain=DOMAIN, axis=axis, shift=form.shift, **limits.attrs(),
         )  # fmt: skip
-    return scaled(b, _added(b, total, offset, axis), factors, span, axis, limits)
+    return scaled(b, total, offset, factors, span, axis, limits)
 
 
 def scaled(
-    b: Builder, total: Value, factors: Factors, span: Span, axis: int, limits: Limits
-) -> Value:
-    """The sums, which lie in the span, times the factors: as the kernels do it."""
+    b: Builder, total: Value, offset: np.ndarray, factors: Factors, span: Span, axis: int,
+    limits: Limits,
+) -> Value:  # fmt: skip
+    """As `rescaled`, as the kernels do it. Twice the sums take the upper half of a product."""
+    doubled = int(span.farthest < 1 << 30)
+    if doubled:
+        total = b.Mul(total, b.constant(2, total.tensor.dtype))
     left, right = np.maximum(factors.exponent, 0), np.maximum(-factors.exponent, 0)
     multiplier, unit = factors.multiplier << left, 1 << 32 - right
     return b.op(
-        "Rescale", total, b.constant(multiplier.astype(np.int64 if left.any() else np.int32)),
+        "Rescale", _added(b, total, offset << doubled, axis),
+        b.constant(multiplier.astype(np.int64 if left.any() else np.int32)),
         b.constant(unit.astype(np.int32 if right.min() >= 2 else np.int64)), domain=DOMAIN,
-        axis=axis, narrow=int(span.farthest < 1 << 30), **limits.attrs(),
+        axis=axis, doubled=doubled, **limits.attrs(),
     )  # fmt: skip
 
 

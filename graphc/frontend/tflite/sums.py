@@ -19,7 +19,7 @@ import numpy as np
 from graphc.errors import UnsupportedError
 from graphc.frontend.tflite.arithmetic import multiply, quantise_multiplier
 from graphc.frontend.tflite.node import Node
-from graphc.frontend.tflite.rescaling import Factors, Limits, Span, scaled
+from graphc.frontend.tflite.rescaling import NO_OFFSET, Factors, Limits, Span, scaled
 from graphc.ir.dtypes import i8, i16, i32
 from graphc.ir.graph import Value
 from graphc.ir.ops.fixed_point import DOMAIN
@@ -67,15 +67,13 @@ def _as_kernels_do(
     bits, parts = BITS[dtype], []
     anything = Limits(0, int(i32.min), int(i32.max), i32)
     for value, number, zero in zip(operands, real, zeros):
-        wide = b.Cast(value, to=i32.onnx)
-        if zero:
-            wide = b.Sub(wide, b.constant(zero, i32))
-        wide = b.Mul(wide, b.constant(1 << bits, i32))
+        wide = b.Mul(b.Cast(value, to=i32.onnx), b.constant(1 << bits, i32))
+        offset = np.array([-zero << bits])
         reach = np.array([max(int(dtype.max) - zero, zero - int(dtype.min)) << bits])
-        parts.append(scaled(b, wide, Factors.of(number), Span(-reach, reach), 0, anything))
+        parts.append(scaled(b, wide, offset, Factors.of(number), Span(-reach, reach), 0, anything))
     total = b.Add(*parts) if sign > 0 else b.Sub(*parts)
     reach = np.array([1 << 31])
-    return scaled(b, total, Factors.of(real[2]), Span(-reach, reach), 0, limits)
+    return scaled(b, total, NO_OFFSET, Factors.of(real[2]), Span(-reach, reach), 0, limits)
 
 
 def _expected(real: list[float], zeros: list[int], sign: int, limits: Limits) -> np.ndarray:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphc.ir import dtypes
-from graphc.ir.dtypes import i32, i64
+from graphc.ir.dtypes import DType, i32, i64
 from graphc.ir.expr import TRUE, Expr, call, cast, maximum, minimum, reduce, select
 from graphc.ir.opdef import Int, Number, Operand, OutIndex, axes, op
 from graphc.ir.ops.helpers import normal_axis, only_element, replaced, same_shape
@@ -53,9 +53,13 @@ def requantize(
         by = select(x[i] < 0, along(i, x, below, axis), by)
     scaled = x[i].cast(i64) * by.cast(i64) + (1 << shift - 1)
     whole = _shifted(scaled, shift, even)
-    dtype = dtypes.of(to)
+    return with_zero_point(whole, zero_point, low, high, dtypes.of(to))
+
+
+def with_zero_point(whole: Expr, zero_point: int, low: int, high: int, dtype: DType) -> Expr:
+    """The sum within limits, in whose comparisons one instruction finds the limits of a type."""
     if (low, high) == (dtype.min, dtype.max):
-        return _limited(whole + zero_point, low, high, to)
+        return _limited(whole + zero_point, low, high, dtype.onnx)
     inside = minimum(maximum(whole, low - zero_point), high - zero_point)  # 0..255 after a Relu
     return (inside + zero_point).cast(dtype)
 

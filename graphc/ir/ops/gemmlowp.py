@@ -13,7 +13,7 @@ from graphc.ir import dtypes
 from graphc.ir.dtypes import i32, i64, u32
 from graphc.ir.expr import Const, Expr, bitcast, call, cast, maximum, minimum, reduce, select
 from graphc.ir.opdef import Int, OutIndex, axes, op
-from graphc.ir.ops.fixed_point import DOMAIN, along
+from graphc.ir.ops.fixed_point import DOMAIN, along, with_zero_point
 from graphc.ir.ops.helpers import replaced, same_shape
 from graphc.ir.window import POOL, guard, make_window, pooled_shape, positions
 
@@ -27,28 +27,24 @@ STEPS = 3
 
 @op("Rescale", domain=DOMAIN, infer=same_shape)
 def rescale(
-    i: OutIndex, x: Int, multiplier: Int, unit: Int, *, axis: int = 1, narrow: int = 0,
+    i: OutIndex, x: Int, multiplier: Int, unit: Int, *, axis: int = 1, doubled: int = 0,
     zero_point: int, low: int, high: int, to: int,
 ) -> Expr:  # fmt: skip
     """x * multiplier / 2**31, rounded, divided by 2**e, rounded, plus zero_point, within limits.
 
     The operand `unit` is 2**(32 - e), in int64 where some e is below 2. Multipliers and units are
-    one, or one per position of `axis`. `narrow`: no x is beyond 30 bits. What is shifted left
+    one, or one per position of `axis`. `doubled`: x is twice what is meant. What is shifted left
     before it is multiplied has a multiplier of int64.
     """
     by = along(i, x, multiplier, axis).cast(i64)
-    if narrow:  # the upper half of a product
-        first = ((x[i] * 2).cast(i64) * by + (1 << WORD - 1)) >> WORD
-    else:
-        first = (x[i].cast(i64) * by + (1 << WORD - 2)) >> WORD - 1
-    whole = first.cast(i32)
+    shift = WORD if doubled else WORD - 1
+    whole = ((x[i].cast(i64) * by + (1 << shift - 1)) >> shift).cast(i32)
     parts = along(i, x, unit, axis)
     below = whole >> WORD - 1  # -1 if it is negative
     if parts.dtype is i64:
         below = select(parts > 1 << WORD - 1, cast(0, i32), below)
     whole = (((whole + below).cast(i64) * parts.cast(i64) + (1 << WORD - 1)) >> WORD).cast(i32)
-    inside = minimum(maximum(whole + zero_point, low), high)
-    return inside.cast(dtypes.of(to))
+    return with_zero_point(whole, zero_point, low, high, dtypes.of(to))
 
 
 @op("RoundedMean", domain=DOMAIN, infer=pooled_shape)

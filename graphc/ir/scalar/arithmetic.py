@@ -4,7 +4,7 @@
     floordiv(a, b)  of floats: (a - mod(a, b)) / b, rounded to the nearest whole number
     pow(a, b)       of integers: by squaring, wrapping; 1 / a**-b, truncated, for negative b
     bitcast         from and to booleans, whose bits are 0 or 1
-    mul_high        of i32: the product in 64 bits, shifted
+    mul_high, mul_high_rounded      of i32: the product in 64 bits, shifted
     clamp           a minimum of a maximum
     shr_rounded, shr_to_even, shr_to_odd, round_tf32, add_half_tf32, cut_tf32: sums, masks of bits
 
@@ -65,6 +65,11 @@ def mul_high(a: Expr, b: Expr) -> Expr:
     return ((a.cast(i64) * b.cast(i64)) >> 32).cast(i32)
 
 
+def mul_high_rounded(a: Expr, b: Expr) -> Expr:
+    """The upper 32 bits of a product of two i32, halves rounded up."""
+    return ((a.cast(i64) * b.cast(i64) + (1 << 31)) >> 32).cast(i32)
+
+
 def shr_rounded(value: Expr, distance: Expr) -> Expr:
     """value >> distance, and the last bit that was shifted out."""
     return (value >> distance) + ((value >> distance - 1) & 1)
@@ -88,7 +93,8 @@ def _is_multiple(value: Expr, distance: Expr) -> Expr:
 
 OF_TF32 = {"round_tf32": rounded_to_tf32, "add_half_tf32": half_added, "cut_tf32": cut_to_tf32}
 LACKED_BY_C: dict[str, Callable[..., Expr]] = {
-    **OF_TF32, "clamp": clamp, "mul_high": mul_high, "shr_rounded": shr_rounded,
+    **OF_TF32, "clamp": clamp, "mul_high": mul_high,
+    "mul_high_rounded": mul_high_rounded, "shr_rounded": shr_rounded,
     "shr_to_even": shr_to_even, "shr_to_odd": shr_to_odd,
 }  # fmt: skip
 EXPANDED = ("mod", "floordiv", "pow", "bitcast", *LACKED_BY_C)

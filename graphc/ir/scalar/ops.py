@@ -15,7 +15,8 @@ Semantics are fixed here once, to what ONNX says, for every backend:
 * `shr_to_even(x, n)` and `shr_to_odd(x, n)` are x / 2**n - 1/2, rounded to the nearest integer, and
   halves to the even or odd one: requantisation adds one half to x beforehand, with other constants;
   `shr_rounded(x, n)` is x >> n and the last bit that was shifted out, which is x / 2**n with halves
-  rounded up; `mul_high` gives the upper 32 bits of a product of two i32;
+  rounded up; `mul_high` gives the upper 32 bits of a product of two i32, `mul_high_rounded` those
+  after 2**31 has been added;
 * `select` evaluates only the branch it takes: loads in the other one may be out of bounds.
 A narrow float (see dtypes.DType.compute) is widened to float32, operated on, and rounded back.
 """
@@ -221,6 +222,8 @@ _row("shl", 2, "same", _shift(left=True), "<<")
 _row("shr", 2, "same", _shift(left=False), ">>")
 _row("shr_rounded", 2, "same", _shift_rounded, cost=2)
 _row("mul_high", 2, "int32", lambda a, b: a.astype(np.int64) * b >> 32, commutative=True)
+_row("mul_high_rounded", 2, "int32", lambda a, b: a.astype(np.int64) * b + (1 << 31) >> 32,
+     commutative=True, cost=2)  # fmt: skip
 _row("shr_to_even", 2, "int64", _shift_halves(odd=0), cost=5)
 _row("shr_to_odd", 2, "int64", _shift_halves(odd=1), cost=6)
 _row("eq", 2, "compare", np.equal, "==", commutative=True)
