@@ -182,7 +182,7 @@ def _reference(model: Model, names: list[str], args: argparse.Namespace) -> Valu
     who = args.against or ("onnxruntime" if args.other is None else "graphc")
     with progress(f"loading {model.path.name} in {who}"):
         if who == "onnxruntime":
-            run = references.by_onnxruntime(model.path, model.graph, wanted, args.threads)
+            run = references.by_onnxruntime(model.source, model.graph, wanted, args.threads)
             return lambda feeds: run({**feeds, **model.values})
         if who == "interpreter":
             return references.by_interpreter(graph, wanted)

@@ -36,6 +36,16 @@ class Model:
     values: dict[str, np.ndarray]
     given: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_onnx(self) -> bool:
+        """Whether the file is one that ONNX Runtime reads."""
+        return self.path.suffix.lower() not in (".gir", ".tflite")
+
+    @property
+    def source(self) -> Path | Graph:
+        """What ONNX Runtime is given: the file, or the graph, which is exported."""
+        return self.path if self.is_onnx else self.graph
+
     def read_inputs(self, texts: Sequence[str]) -> None:
         """Takes the contents of inputs from files: NAME=FILE.npy, or FILE.npz."""
         types = {p.name: p.type for p in self.graph.params}

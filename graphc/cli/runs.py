@@ -134,9 +134,8 @@ def contender(model: Model, name: str | Target, **options: Any) -> Run:
         run = verify.interpreter(model.pinned(), options.get("max_iterations"))
         return _quietly(run, f"interpreting {model.path.name}")
     if name == "onnxruntime":
-        source = model.graph if model.path.suffix == ".gir" else model.path
         with progress(f"loading {model.path.name} in ONNX Runtime"):
-            reference = verify.onnxruntime(source, options.get("threads"))
+            reference = verify.onnxruntime(model.source, options.get("threads"))
         return lambda feeds: reference({**feeds, **model.values})
     assert not isinstance(name, str)
     from graphc.driver import Settings

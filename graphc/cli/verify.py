@@ -62,8 +62,9 @@ def add(commands: Any) -> None:
     parser = command(commands, "verify", run, SUMMARY, EPILOG)
     add_model(parser)
     add_target(parser, INTERPRETER)
-    parser.add_argument("--against", choices=("onnxruntime", INTERPRETER), default="onnxruntime",
-                        help="the reference (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--against", choices=("onnxruntime", INTERPRETER),
+                        help="the reference (default: onnxruntime; of TensorFlow Lite models, "
+                        "interpreter)")  # fmt: skip
     add_tolerance(parser)
     parser.add_argument("--steps", type=reader(nonnegative), metavar="N", default=1.0,
                         help="steps that quantised outputs may differ by (default: 1)")  # fmt: skip
@@ -87,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     code = None if isinstance(who, str) else _compared(who, model, feeds, args)
     if code is not None:
         return code
+    if args.against is None:
+        args.against = INTERPRETER if model.path.suffix.lower() == ".tflite" else "onnxruntime"
     expected = contender(model, args.against, **settings_options(args))(feeds)
     if not isinstance(who, str) and who.alone:
         outputs, expected = _alone(who, model, feeds, args), as_tensors(model.graph, expected)
@@ -125,8 +128,9 @@ def _unoptimised(
     from graphc import verify
     from graphc.passes.maps import as_tensors
 
-    source = model.graph if model.path.suffix == ".gir" else model.path
-    outputs = verify.onnxruntime(source, args.threads, optimised=False)({**feeds, **model.values})
+    outputs = verify.onnxruntime(model.source, args.threads, optimised=False)(
+        {**feeds, **model.values}
+    )
     return as_tensors(model.graph, outputs) if not isinstance(who, str) and who.alone else outputs
 
 

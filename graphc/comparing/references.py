@@ -17,18 +17,23 @@ Values = Callable[[Mapping[str, Any]], dict[str, Any]]
 MOST_BYTES = (1 << 31) - 1  # of a model in one piece
 
 
-def by_onnxruntime(path: Path, graph: Graph, names: Sequence[str], threads: int | None) -> Values:
-    """The values of these names as ONNX Runtime computes them, node by node, without optimising."""
-    model, known = _with_outputs(path, graph, names)
+def by_onnxruntime(
+    source: Path | Graph, graph: Graph, names: Sequence[str], threads: int | None
+) -> Values:
+    """The values of these names as ONNX Runtime computes them, node by node, without optimising:
+    those of a file, or of a graph that is exported."""
+    model, known = _with_outputs(source, graph, names)
     run = verify.onnxruntime(model, threads, optimised=False)
     return lambda feeds: dict(zip(known, run(feeds), strict=True))
 
 
-def _with_outputs(path: Path, graph: Graph, names: Sequence[str]) -> tuple[bytes, list[str]]:
+def _with_outputs(
+    path: Path | Graph, graph: Graph, names: Sequence[str]
+) -> tuple[bytes, list[str]]:
     """A model with these values as outputs, but those that only graphc's graph has."""
     import onnx
 
-    if path.suffix == ".gir":
+    if not isinstance(path, Path):
         from graphc.frontend.onnx_export import export_onnx
 
         return export_onnx(with_outputs(graph, names)).SerializeToString(), list(names)

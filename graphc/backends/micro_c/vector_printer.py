@@ -28,7 +28,8 @@ from graphc.ir.simplify import simplify
 SUFFIX = {f32: "f32", i32: "s32", i8: "s8", u32: "u32", u8: "u8"}
 FUNCTIONS = {
     "min": "vminq", "max": "vmaxq", "neg": "vnegq", "bor": "vorrq", "bxor": "veorq",
-    "mul_high": "vmulhq", "mul_high_rounded": "vrmulhq", "shl": "vshlq_n", "shr": "vshrq_n", "shr_rounded": "vrshrq_n",
+    "mul_high": "vmulhq", "mul_high_rounded": "vrmulhq", "shl": "vshlq_n", "shr": "vshrq_n",
+    "shr_rounded": "vrshrq_n",
     "sub": "vsubq", **{name: f"vcmp{name}q" for name in COMPARISONS},
 }  # fmt: skip
 WITH_NUMBER = ("sub", *COMPARISONS)  # whose second operand may be one for all lanes

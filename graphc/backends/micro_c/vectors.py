@@ -57,7 +57,8 @@ VECTORS = {(f32, LANES): "float32x4_t", (i32, LANES): "int32x4_t", (i8, BYTES): 
 INSTRUCTIONS = {
     "add": (f32, i32), "sub": (f32, i32), "mul": (f32, i32), "fma": (f32,), "min": (i32,),
     "max": (i32,), "neg": (i32,), "bnot": (i32,), "band": (i32,), "bor": (i32,),
-    "mul_high": (i32,), "mul_high_rounded": (i32,), "shl": (i32,), "shr": (i32,), "shr_rounded": (i32, u32),
+    "mul_high": (i32,), "mul_high_rounded": (i32,), "shl": (i32,), "shr": (i32,),
+    "shr_rounded": (i32, u32),
 }  # fmt: skip
 """What is an instruction over 4 lanes, and of which types; shifts are by constants."""
 OF_VECTORS = LACKED_BY_C.keys() & INSTRUCTIONS

@@ -31,6 +31,7 @@ TO_IMAGE, FROM_IMAGE = (0, 3, 1, 2), (0, 2, 3, 1)
 ACTIVATIONS = {  # limits by their number in the schema
     0: (None, None), 1: (0.0, None), 2: (-1.0, 1.0), 3: (0.0, 6.0),
 }  # fmt: skip
+ACTIVATION = "FusedActivationFunction"
 QUANTISED = (dtypes.i8, dtypes.i16)
 
 
@@ -171,7 +172,8 @@ class Node:
 
     def activation(self) -> tuple[float | None, float | None]:
         """The limits of the activation that is fused into the operator."""
-        number = self.option("FusedActivationFunction")
+        fuses = hasattr(self.op.options, ACTIVATION)
+        number = self.option(ACTIVATION) if fuses else 0
         if number not in ACTIVATIONS:
             raise UnsupportedError(
                 f"its activation is number {number}; there are Relu, Relu6 and Relu_n1_to_1"

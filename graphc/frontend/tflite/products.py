@@ -226,9 +226,8 @@ def _quantised(product: Product, bias: np.ndarray | None, factors: Factors) -> V
     """The sums, scaled to the result's type."""
     node, weights = product.node, product.weights.astype(np.int64)
     if node.result_dtype() is not node.dtype():
-        raise UnsupportedError(
-            f"an input of {node.tensor().kind} with a result of {node.result().kind} is not supported"
-        )
+        kinds = node.tensor().kind, node.result().kind
+        raise UnsupportedError("an input of {} with a result of {} is not supported".format(*kinds))
     dtype, zero = node.dtype(), node.zero_point(node.tensor())
     flat = weights.reshape(weights.shape[0], -1)
     low, high = int(dtype.min) - zero, int(dtype.max) - zero

@@ -1,10 +1,10 @@
 """TensorFlow Lite files as plain data: tensors, operators and their options.
 
-The accessors of package tflite follow offsets without a look at the file's end. They stay in Python,
-so one that leads astray raises, or gives nonsense. Here every read may fail, in a ModelError; what
-is read in all, vectors counted by their elements, is limited by the file's size, so that a small
-file with vectors that claim to be long, or are shared by many, takes no time. Whatever refers to
-something else by its number is checked.
+The accessors of package tflite follow offsets without a look at the file's end. They stay in
+Python, so one that leads astray raises, or gives nonsense. Here every read may fail, in a
+ModelError; what is read in all, vectors counted by their elements, is limited by the file's size,
+so that a small file with vectors that claim to be long, or are shared by many, takes no time.
+Whatever refers to something else by its number is checked.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def _leaky_relu(node: Node) -> np.ndarray:
     sx, sy = _scales(node)
     alpha = np.float32(node.option("Alpha"))
     x = _whole(node)
-    slope = float(sx * alpha / sy)
+    slope = float(sx) * float(alpha) / float(sy)
     below = multiply(x, *quantise_multiplier(abs(slope)))
     above = multiply(x, *quantise_multiplier(float(sx / sy)))
     return _clipped(np.where(x >= 0, above, -below if slope < 0 else below), _result_limits(node))
@@ -132,7 +132,17 @@ def _relu6(node: Node) -> np.ndarray:
     return np.clip(np.arange(-128, 128), zero, min(six, 127)).astype(np.int8)
 
 
+def _elu(node: Node) -> np.ndarray:
+    """In float32, as the kernel computes its table."""
+    sx, sy = _scales(node)
+    real = sx * _whole(node).astype(np.float32)
+    bent = np.where(real < 0, np.exp(np.minimum(real, np.float32(0))) - np.float32(1), real)
+    scaled = bent * (np.float32(1) / sy)
+    whole = np.trunc(scaled + np.copysign(np.float32(0.5), scaled)).astype(np.int64)
+    return _clipped(whole, _result_limits(node))
+
+
 TABLES: dict[str, Callable[[Node], np.ndarray]] = {
     "LOGISTIC": _logistic, "TANH": _tanh, "HARD_SWISH": _hard_swish, "LEAKY_RELU": _leaky_relu,
-    "RELU": _relu, "RELU6": _relu6,
+    "RELU": _relu, "RELU6": _relu6, "ELU": _elu,
 }  # fmt: skip

@@ -70,12 +70,12 @@ class Importer:
         where = f'{op.kind.replace(" ", "_")} "{name}"'
         self.b.loc = (name,)
         try:
-            if self.lost.intersection(op.inputs):
-                self.lost.update(op.outputs)
-                return
             handler = HANDLERS.get(op.kind)
             if handler is None:
                 raise UnsupportedError(NOT_SUPPORTED)
+            if self.lost.intersection(op.inputs):
+                self.lost.update(op.outputs)
+                return
             for number in op.outputs:
                 if number in self.values or number in self.images:
                     raise ModelError(f"{self.tensors[number].where} has a value already")
