@@ -44,8 +44,8 @@ def onnxruntime(
     if isinstance(source, Graph):
         from graphc.frontend.onnx_export import export_onnx  # loads onnx
 
-        model = _declining(lambda: export_onnx(source).SerializeToString())
-        return onnxruntime(model, threads, optimised)
+        exported = _declining(lambda: export_onnx(source).SerializeToString())
+        return onnxruntime(exported, threads, optimised)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     if not optimised:

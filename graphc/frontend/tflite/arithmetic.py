@@ -38,7 +38,8 @@ def round_away(real: float) -> int:
 
 def product(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
     """a * b / 2**31, halves rounded up."""
-    return np.minimum((np.asarray(a, np.int64) * b + (1 << 30)) >> 31, ONE)
+    total: np.ndarray = np.asarray(a, np.int64) * b + (1 << 30)
+    return np.minimum(total >> 31, ONE)
 
 
 def divide(x: np.ndarray, exponent: int) -> np.ndarray:

@@ -7,8 +7,9 @@ import math
 import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
-from graphc.frontend.tflite.node import TO_IMAGE, Node
+from graphc.frontend.tflite.node import Node
 from graphc.frontend.tflite.registry import handles
+from graphc.frontend.tflite.values import TO_IMAGE
 from graphc.ir.dtypes import i32
 from graphc.ir.graph import Value
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,16 +18,13 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.frontend.tflite.arithmetic import round_away
 from graphc.frontend.tflite.reader import Operator, Quantisation, Tensor
 from graphc.frontend.tflite.rescaling import Limits
+from graphc.frontend.tflite.values import TO_IMAGE, Values
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Value
 
-if TYPE_CHECKING:
-    from graphc.frontend.tflite.tflite_import import Importer
-
 RANK = 4  # of images
-TO_IMAGE, FROM_IMAGE = (0, 3, 1, 2), (0, 2, 3, 1)
 ACTIVATIONS = {  # limits by their number in the schema
     0: (None, None), 1: (0.0, None), 2: (-1.0, 1.0), 3: (0.0, 6.0),
 }  # fmt: skip
@@ -39,12 +36,12 @@ QUANTISED = (dtypes.i8, dtypes.i16)
 class Node:
     """One operator. Operands and results go by their position."""
 
-    importer: Importer
+    made: Values
     op: Operator
 
     @property
     def b(self) -> Builder:
-        return self.importer.b
+        return self.made.b
 
     @property
     def count(self) -> int:
@@ -58,19 +55,19 @@ class Node:
         """An operand, which must be there."""
         if not self.has(position):
             raise ModelError(f"operand {position} is missing")
-        return self.importer.tensors[self.op.inputs[position]]
+        return self.made.tensors[self.op.inputs[position]]
 
     def result(self, position: int = 0) -> Tensor:
         if position >= len(self.op.outputs) or self.op.outputs[position] < 0:
             raise ModelError(f"result {position} is missing")
-        return self.importer.tensors[self.op.outputs[position]]
+        return self.made.tensors[self.op.outputs[position]]
 
     def dtype(self, position: int = 0) -> DType:
         """The element type of an operand."""
-        return self.importer.dtype(self.tensor(position))
+        return self.made.dtype(self.tensor(position))
 
     def result_dtype(self, position: int = 0) -> DType:
-        return self.importer.dtype(self.result(position))
+        return self.made.dtype(self.result(position))
 
     def option(self, name: str, default: Any = 0) -> Any:
         return self.op.option(name, default)
@@ -92,7 +89,7 @@ class Node:
     # ------------------------------------------------------------ values
 
     def value(self, position: int = 0) -> Value:
-        return self.importer.value(self.tensor(position).number)
+        return self.made.value(self.tensor(position).number)
 
     def image(self, position: int = 0) -> Value:
         """An operand with the channels before the spatial dims."""
@@ -101,29 +98,29 @@ class Node:
             raise ModelError(
                 f"operand {position} must have {RANK} dims, found {list(tensor.shape)}"
             )
-        return self.importer.image(tensor.number)
+        return self.made.image(tensor.number)
 
     def define(self, value: Value, position: int = 0) -> None:
-        self.importer.define(self.result(position), value)
+        self.made.define(self.result(position), value)
 
     def define_image(self, value: Value, position: int = 0) -> None:
-        self.importer.define_image(self.result(position), value)
+        self.made.define_image(self.result(position), value)
 
     def together(self, positions: Sequence[int]) -> tuple[list[Value], bool]:
         """Operands of an operator that works element by element, and whether they are images: if
         one was made as an image, and the others are as well, or constants."""
         tensors = [self.tensor(n) for n in positions]
         of_rank = [t for t in tensors if len(t.shape) == RANK]
-        made = any(t.number in self.importer.images for t in of_rank)
+        made = any(t.number in self.made.images for t in of_rank)
         rest = [t for t in tensors if len(t.shape) != RANK]
         if made and len(self.result().shape) == RANK:
             if all(t.contents is not None and len(t.shape) < RANK for t in rest):
                 return [self._as_image(t) for t in tensors], True
-        return [self.importer.value(t.number) for t in tensors], False
+        return [self.made.value(t.number) for t in tensors], False
 
     def _as_image(self, tensor: Tensor) -> Value:
         if len(tensor.shape) == RANK:
-            return self.importer.image(tensor.number)
+            return self.made.image(tensor.number)
         assert tensor.contents is not None
         wide = tensor.contents.reshape((1,) * (RANK - len(tensor.shape)) + tensor.shape)
         return self.b.constant(np.ascontiguousarray(wide.transpose(TO_IMAGE)))
@@ -154,7 +151,7 @@ class Node:
         """The only zero point of a tensor."""
         self.scale(tensor)
         zero = int(self.quantisation(tensor).zero[0])
-        dtype = self.importer.dtype(tensor)
+        dtype = self.made.dtype(tensor)
         if not dtype.min <= zero <= dtype.max:
             raise ModelError(f"{tensor.where}: its zero point {zero} is no {dtype}")
         return zero

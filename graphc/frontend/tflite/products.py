@@ -204,7 +204,7 @@ def _floats(node: Node, axis: int) -> np.ndarray:
 def _factors(node: Node, channels: int) -> Factors:
     """The factor of each channel's sums: the scales of the operands over that of the result."""
     x, w, y = node.tensor(0), node.tensor(1), node.result()
-    if node.dtype() not in QUANTISED or node.importer.dtype(w) is not i8:
+    if node.dtype() not in QUANTISED or node.made.dtype(w) is not i8:
         raise UnsupportedError(
             f"an input of {x.kind} with weights of {w.kind} is not supported; there are float32, "
             "and int8 or int16 with weights of int8"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Limits:
     high: int
     dtype: DType
 
-    def attrs(self) -> dict[str, int]:
+    def attrs(self) -> dict[str, Any]:
         return {
             "zero_point": self.zero_point, "low": self.low, "high": self.high,
             "to": self.dtype.onnx,
