@@ -17,7 +17,7 @@ M-profile Vector Extension each.
 
 `clamp` of i32 is printed as `limit_i32`, which is one instruction where the limits are those of a
 byte, and `mul_high_rounded` as a function of that name, which is one on cores with the DSP
-extension; so is its sum with another number.
+extension; so is its sum with another number, and that of a number and a rounded shift.
 """
 
 from __future__ import annotations
@@ -91,6 +91,20 @@ static inline int32_t mul_high_added_i32(int32_t sum, int32_t a, int32_t b)
 #else
     const int32_t y = (int32_t)(((int64_t)a * b + INT64_C(2147483648)) >> 32);
     return (int32_t)((uint32_t)sum + (uint32_t)y);
+#endif
+}
+"""
+
+SHIFT_TEXT = """\
+/* sum + x / 2**distance, rounded; distance is 2 to 30. */
+static inline int32_t shr_rounded_added_i32(int32_t sum, int32_t x, int32_t distance)
+{
+#if defined(__ARM_FEATURE_DSP) && defined(__GNUC__) && defined(__OPTIMIZE__)
+    int32_t y;
+    __asm__("smmlar %0, %1, %2, %3" : "=r"(y) : "r"(x), "r"(1 << (32 - distance)), "r"(sum));
+    return y;
+#else
+    return sum + ((x + (1 << (distance - 1))) >> distance);
 #endif
 }
 """
@@ -260,6 +274,23 @@ def _shifted_by_a_word(node: Expr) -> Expr | None:
     return value if isinstance(distance, Const) and distance.value == 32 else None
 
 
+def _rounded_shift(node: Call) -> tuple[Expr, Expr] | None:
+    """x and n of (x + 2**(n - 1)) >> n, if x is the upper half of a product: then nothing
+    overflows."""
+    if node.op.name != "shr" or not isinstance(node.args[0], Call):
+        return None
+    total, distance = node.args
+    if not (isinstance(distance, Const) and 2 <= distance.value <= 30 and total.op.name == "add"):
+        return None
+    x, half = total.args
+    if not (isinstance(half, Const) and half.value == 1 << distance.value - 1):
+        return None
+    is_high = isinstance(x, Call) and x.op.name == "cast" and x.dtype is i32
+    product = _shifted_by_a_word(x.args[0]) if is_high else None
+    is_product = isinstance(product, Call) and product.op.name == "mul"
+    return (x, distance) if is_product else None
+
+
 # ---------------------------------------------------------------- printing
 
 
@@ -277,8 +308,12 @@ class MicroPrinter(VectorPrinter):
         """The function that an operation is printed as, if any, and its arguments."""
         if node.op.name == "add" and node.dtype is i32:
             for total, high in (node.args, node.args[::-1]):
-                if isinstance(high, Call) and high.op.name == HIGH and self.uses[high] < 2:
+                if not isinstance(high, Call) or self.uses[high] > 1:
+                    continue
+                if high.op.name == HIGH:
                     return "mul_high_added_i32", (total, *high.args)
+                if (parts := _rounded_shift(high)) is not None and self.uses[high.args[0]] < 2:
+                    return "shr_rounded_added_i32", (total, *parts)
         return CALLED.get(node.op.name, ""), node.args
 
     def _intrin(self, stmt: Intrin) -> None:
@@ -366,6 +401,7 @@ HELPERS = {
     "dot4_spread_u8": DOT4_SPREAD_TEXT.format(type="u8", c_type="uint8_t", letter="u"),
     "mul_high_rounded_i32": HIGH_TEXT,
     "mul_high_added_i32": ADDED_TEXT,
+    "shr_rounded_added_i32": SHIFT_TEXT,
     "dot4_i8": DOT4_TEXT.format(type="i8", c_type="int8_t", letter="s"),
     "dot4_u8": DOT4_TEXT.format(type="u8", c_type="uint8_t", letter="u"),
 }
