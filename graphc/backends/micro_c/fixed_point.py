@@ -109,7 +109,9 @@ def _term(atoms: tuple[Expr, ...], factor: int) -> tuple[Expr, Expr] | None:
 
 
 def narrow(node: Expr) -> Expr | None:
-    """An i64 factor as the i32 (or narrower) value it was widened from."""
+    """An i64 factor as the i32 (or narrower) value it was widened from, or the number it is."""
+    if isinstance(node, Const) and LEAST <= node.value <= MOST:
+        return Const(node.value, i32)
     if isinstance(node, Call) and node.op.name == "cast":
         (inner,) = node.args
         if inner.dtype.is_integer and (inner.dtype is i32 or inner.dtype.bits < WORD):

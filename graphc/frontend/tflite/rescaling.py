@@ -25,7 +25,7 @@ from graphc.ir.dtypes import DType
 from graphc.ir.graph import Value
 from graphc.ir.ops.fixed_point import DOMAIN
 
-FINER = (0, 8, 10, 12, 6, 4, 13)  # bits that offsets have below the unit of sums
+FINER = (0, 12, 10, 8, 6, 4, 13)  # bits that offsets have below the unit of sums
 NEAR = tuple(sorted(range(-16, 17), key=abs))  # from the nearest multiplier
 MOST_SHIFT = 53
 LIMIT = 1 << 31
