@@ -91,7 +91,8 @@ def parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     modules = [*load_installed(), *map(load_file, files)]
     top = Parser(
         prog="graphc",
-        description="Compiles neural networks: ONNX models to code for a CPU or a GPU, or to C.",
+        description="Compiles neural networks: ONNX and TensorFlow Lite models to code for a CPU "
+        "or a GPU, or to C.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=examples(
             ("graphc inspect model.onnx", "its operators, and where its time will go"),

@@ -53,7 +53,9 @@ def command(
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """The model, and what pins its shapes."""
-    parser.add_argument("model", metavar="MODEL", help="an .onnx file, or a graph in text (.gir)")
+    parser.add_argument(
+        "model", metavar="MODEL", help="an .onnx or .tflite file, or a graph in text (.gir)"
+    )
     pins = parser.add_argument_group("inputs of open shape")
     pins.add_argument("--shape", metavar="NAME=1,3,224,224", type=shape, action="append",
                       default=[], help="the shape of an input; repeatable")  # fmt: skip

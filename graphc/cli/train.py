@@ -58,7 +58,9 @@ EPILOG = examples(
 def add(commands: Any) -> None:
     """Adds the command."""
     parser = command(commands, "train", run, SUMMARY, EPILOG)
-    parser.add_argument("model", metavar="MODEL", help="an .onnx file, or a graph in text (.gir)")
+    parser.add_argument(
+        "model", metavar="MODEL", help="an .onnx or .tflite file, or a graph in text (.gir)"
+    )
     add = parser.add_argument
     add("--data", metavar="DATA", required=True, help="the samples: a .npz file, or a folder")
     add("--validation", metavar="DATA", help="samples to measure loss and metrics on, likewise")

@@ -71,6 +71,11 @@ def _arithmetic() -> dict[str, tuple[str, str, str]]:
     product = _wrapped(_B, "*", _S)
     table["vmlaq_n_s32"] = ("int32x4_t", f"{two}, int32_t s", _wrapped(_A, "+", f"{product}"))
     table["vmulhq_s32"] = ("int32x4_t", two, f"(int32_t)((int64_t){_A} * {_B} >> 32)")
+    table["vrmulhq_s32"] = (
+        "int32x4_t",
+        two,
+        f"(int32_t)(((int64_t){_A} * {_B} + INT64_C(2147483648)) >> 32)",
+    )
     table["vminq_s32"] = ("int32x4_t", two, f"{_A} < {_B} ? {_A} : {_B}")
     table["vmaxq_s32"] = ("int32x4_t", two, f"{_A} > {_B} ? {_A} : {_B}")
     table["vandq_s32"] = ("int32x4_t", two, f"{_A} & {_B}")

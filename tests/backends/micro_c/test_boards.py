@@ -19,6 +19,11 @@ from graphc.backends.micro_c.budget import Budget
 from graphc.backends.micro_c.emulator import run_on_board
 from graphc.backends.micro_c.host import HostModel
 from graphc.errors import UnsupportedError
+from graphc.ir.build import Builder
+from graphc.ir.dtypes import i8
+from graphc.ir.graph import Graph
+from graphc.ir.interp import interpret
+from graphc.ir.types import TensorType
 from graphc.targets import micro_c as micro_c_target
 
 needs_arm = pytest.mark.skipif(bool(ARM.missing()), reason=f"{ARM.missing()} not installed")
@@ -78,6 +83,34 @@ def test_runs_on_the_board(board, case):
         difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
         assert difference.max() <= tolerance
     assert 0 < done.stack <= Budget.of(model_of_bundle(program, BundleOptions())).stack
+
+
+def twice_rounded():
+    """Sums of products scaled as TensorFlow Lite does it, by rounded upper halves of products."""
+    random = np.random.default_rng(4)
+    graph = Graph()
+    b = Builder(graph)
+    x = graph.add_param(TensorType(i8, (4, 32)), "x")
+    weights = random.integers(-127, 128, (32, 12)).astype(np.int8)
+    total = b.Mul(b.MatMulInteger(x, b.constant(weights)), b.constant(np.int32(2)))
+    made = b.op(
+        "Rescale", total, b.constant(random.integers(1 << 30, 1 << 31, 12).astype(np.int32)),
+        b.constant((1 << 32 - random.integers(7, 11, 12)).astype(np.int32)), domain="graphc",
+        axis=1, doubled=1, zero_point=-3, low=-128, high=127, to=i8.onnx,
+    )  # fmt: skip
+    graph.set_results([made])
+    return graph, [random.integers(-128, 128, (4, 32)).astype(np.int8)]
+
+
+@pytest.mark.parametrize("board", EMULATED, ids=lambda board: board.name)
+def test_rounded_halves_of_products_are_exact(board):
+    if board.tools.missing():
+        pytest.skip(f"{', '.join(board.tools.missing())} not installed")
+    graph, feeds = twice_rounded()
+    program = driver.program_for(driver.typed(graph), "c", cpu=board.cpu)
+    done = run_on_board(program, feeds, board, BundleOptions(cpu=board.cpu))
+    np.testing.assert_array_equal(done.outputs[0], interpret(graph, feeds)[0])
+    assert len(np.unique(done.outputs[0])) > 8
 
 
 @needs_arm
