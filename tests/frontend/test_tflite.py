@@ -16,7 +16,7 @@ from tests.frontend.tflite_cases import CASES  # noqa: E402  (needs package tfli
 from tests.frontend.tflite_models import RELU, SAME, Op, T, one, tflite_model  # noqa: E402
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "models" / "mlperf_tiny" / "tflite"
-ROUNDING = 1e-5  # of sums of float32 in another order, of numbers of about 1
+ROUNDING = 1e-5  # of sums of float32 in another order, next to the largest result
 
 
 def feeds(graph: graphc.Graph, rng: np.random.Generator) -> list[np.ndarray]:
@@ -47,7 +47,7 @@ def by_micro(data: bytes, arrays: list[np.ndarray]) -> np.ndarray:
 def same(got: np.ndarray, expected: np.ndarray) -> None:
     assert got.dtype == expected.dtype
     if got.dtype == np.float32:
-        np.testing.assert_allclose(got, expected, rtol=ROUNDING, atol=ROUNDING)
+        np.testing.assert_allclose(got, expected, atol=ROUNDING * np.abs(expected).max())
     else:
         np.testing.assert_array_equal(got, expected)
 

@@ -324,6 +324,65 @@ def requantise_from_16_bits(rng):
     return one("QUANTIZE", [T((3, 50), np.int16, 0.0003, 0), T((3, 50), scale=0.05, zero=-7)])
 
 
+def _transposed(rng, padding, dtype=np.int8, scale=0.2):
+    floats = dtype is np.float32
+    scales = rng.uniform(0.001, 0.02, 5)
+    weights = _weights(rng, 5, 3, 2, 4)
+    size = (7, 9) if padding == SAME else (9, 10)
+    return one("TRANSPOSE_CONV", [
+        T((1, 4, 5, 4), dtype, () if floats else 0.05, 0 if floats else -7),
+        T(data=np.array([1, *size, 5], np.int32)),
+        T(data=weights.astype(np.float32) if floats else weights, scale=() if floats else scales),
+        T(data=rng.standard_normal(5).astype(np.float32)) if floats
+        else T(data=_bias(rng, 5), scale=scales * 0.05),
+        T((1, *size, 5), dtype, () if floats else scale, 0 if floats else 5),
+    ], order=[1, 2, 0, 3], Padding=padding, StrideH=2, StrideW=2)  # fmt: skip
+
+
+@case
+def transposed_conv(rng):
+    return _transposed(rng, SAME)
+
+
+@case
+def transposed_conv_valid(rng):
+    return _transposed(rng, VALID)
+
+
+@case
+def transposed_conv_of_floats(rng):
+    return _transposed(rng, VALID, np.float32)
+
+
+@case
+def batch_matmul(rng):
+    tensors = [T((2, 5, 8), scale=0.05, zero=3), T((2, 6, 8), scale=0.04, zero=-9),
+               T((2, 5, 6), scale=0.3, zero=2)]  # fmt: skip
+    return one("BATCH_MATMUL", tensors, 2, AdjY=True)
+
+
+@case
+def reverse(rng):
+    tensors = [T((2, 3, 4), scale=0.1), T(data=np.array([2], np.int32)), T((2, 3, 4), scale=0.1)]
+    return one("REVERSE_V2", tensors)
+
+
+@case
+def space_to_batch(rng):
+    return one("SPACE_TO_BATCH_ND", [
+        T((1, 5, 6, 3), scale=0.1), T(data=np.array([2, 2], np.int32)),
+        T(data=np.array([[1, 0], [0, 2]], np.int32)), T((4, 3, 4, 3), scale=0.1),
+    ])  # fmt: skip
+
+
+@case
+def batch_to_space(rng):
+    return one("BATCH_TO_SPACE_ND", [
+        T((4, 3, 4, 3), scale=0.1), T(data=np.array([2, 2], np.int32)),
+        T(data=np.array([[1, 0], [0, 2]], np.int32)), T((1, 5, 6, 3), scale=0.1),
+    ])  # fmt: skip
+
+
 # ---------------------------------------------------------------- moves, and floats
 
 

@@ -18,7 +18,8 @@ KINDS = {
 OPTIONS = {  # by operator, where the name of the options is not that of the operator
     "CONV_2D": "Conv2DOptions", "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
     "AVERAGE_POOL_2D": "Pool2DOptions", "MAX_POOL_2D": "Pool2DOptions",
-    "MEAN": "ReducerOptions", "SUM": "ReducerOptions", "REDUCE_MAX": "ReducerOptions",
+    "BATCH_MATMUL": "BatchMatMulOptions", "MEAN": "ReducerOptions", "SUM": "ReducerOptions",
+    "REDUCE_MAX": "ReducerOptions",
 }  # fmt: skip
 RELU, RELU6 = 1, 3
 SAME, VALID = 0, 1
@@ -168,8 +169,12 @@ def _operator(b: Any, op: Op, code: int) -> int:
 # ---------------------------------------------------------------- models of one operator
 
 
-def one(kind: str, tensors: Sequence[T], inputs: int = 1, **options: Any) -> bytes:
+def one(
+    kind: str, tensors: Sequence[T], inputs: int = 1, order: Sequence[int] | None = None,
+    **options: Any,
+) -> bytes:  # fmt: skip
     """A model of one operator: its operands, of which the first `inputs` are the model's, and its
-    result, which comes last."""
+    result, which comes last. `order` is that of the operands, if not theirs here."""
     last = len(tensors) - 1
-    return tflite_model(tensors, [Op(kind, range(last), [last], options)], range(inputs), [last])
+    op = Op(kind, range(last) if order is None else order, [last], options)
+    return tflite_model(tensors, [op], range(inputs), [last])

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from graphc.frontend.tflite import elementwise, movement, pooling, products, quantising, tables
+from graphc.frontend.tflite import (
+    elementwise,
+    more_products,
+    movement,
+    pooling,
+    quantising,
+    tables,
+)
 from graphc.frontend.tflite.registry import HANDLERS as HANDLERS
 
-MODULES = (elementwise, movement, pooling, products, quantising, tables)  # that fill HANDLERS
+MODULES = (elementwise, more_products, movement, pooling, quantising, tables)  # that fill HANDLERS

@@ -257,6 +257,58 @@ def arg_extreme(node: Node) -> None:
     node.define(node.b.Cast(place, to=i32.onnx) if node.result_dtype() is i32 else place)
 
 
+@handles("REVERSE_V2")
+def reverse(node: Node) -> None:
+    shape, x = node.tensor().shape, node.value()
+    for axis in node.known_ints(1):
+        if not -len(shape) <= axis < len(shape):
+            raise ModelError(f"axis {axis} does not belong to {len(shape)} dims")
+        back = np.array([-1]), np.array([-shape[axis] - 1]), np.array([axis]), np.array([-1])
+        x = node.b.Slice(x, *back)
+    node.define(x)
+
+
+@handles("SPACE_TO_BATCH_ND")
+def space_to_batch(node: Node) -> None:
+    """Of an image: elements a block apart become images of their own, after padding."""
+    (n, h, w, c), blocks, pads = _blocks(node)
+    ends = np.array([0, *pads[:, 0], 0, 0, *pads[:, 1], 0])
+    x = node.tensor()
+    filling = 0 if x.quantisation is None else node.zero_point(x)
+    padded = node.b.Pad(node.value(), ends, node.b.constant(filling, node.dtype()))
+    h, w = h + int(pads[0].sum()), w + int(pads[1].sum())
+    if h % blocks[0] or w % blocks[1]:
+        raise ModelError(f"{h} x {w} does not divide into blocks of {list(blocks)}")
+    parts = [n, h // blocks[0], blocks[0], w // blocks[1], blocks[1], c]
+    apart = node.b.Transpose(node.b.Reshape(padded, np.array(parts)), perm=(2, 4, 0, 1, 3, 5))
+    node.define(node.b.Reshape(apart, np.array(node.result().shape, np.int64)))
+
+
+@handles("BATCH_TO_SPACE_ND")
+def batch_to_space(node: Node) -> None:
+    """The reverse, what was padding left out."""
+    (n, h, w, c), blocks, crops = _blocks(node)
+    if n % (blocks[0] * blocks[1]):
+        raise ModelError(f"{n} images do not divide into blocks of {list(blocks)}")
+    n //= blocks[0] * blocks[1]
+    apart = node.b.Reshape(node.value(), np.array([*blocks, n, h, w, c]))
+    joined = node.b.Transpose(apart, perm=(2, 3, 0, 4, 1, 5))
+    h, w = h * blocks[0], w * blocks[1]
+    whole = node.b.Reshape(joined, np.array([n, h, w, c]))
+    begin, end = (0, *crops[:, 0], 0), (n, h - crops[0, 1], w - crops[1, 1], c)
+    node.define(_part(node, whole, begin, end))
+
+
+def _blocks(node: Node) -> tuple[tuple[int, ...], tuple[int, ...], np.ndarray]:
+    """The shape of an image, the height and width of a block, and what is added or left out."""
+    shape, blocks, ends = node.tensor().shape, node.known_ints(1), node.known(2)
+    if len(shape) != 4 or len(blocks) != 2 or ends.shape != (2, 2):
+        raise UnsupportedError("only images, with blocks of two dims, are supported")
+    if min(blocks) < 1 or ends.min() < 0:
+        raise ModelError("blocks must be positive, and padding not negative")
+    return shape, blocks, ends.astype(np.int64)
+
+
 # ---------------------------------------------------------------- constants
 
 

@@ -69,7 +69,7 @@ def padding(node: Node) -> str:
     return PADDINGS[number]
 
 
-def _image_extents(node: Node, position: int = 0) -> tuple[int, int, int]:
+def image_extents(node: Node, position: int = 0) -> tuple[int, int, int]:
     """The channels, the height and the width of an operand."""
     shape = node.tensor(position).shape
     if len(shape) != 4:
@@ -80,25 +80,27 @@ def _image_extents(node: Node, position: int = 0) -> tuple[int, int, int]:
 @handles("CONV_2D")
 def convolution(node: Node) -> None:
     """Filters are [output channels, height, width, input channels of a group]."""
-    weights = _filter(node, 0)
-    channels, *extents = _image_extents(node)
+    weights = filter_of(node, 0)
+    channels, *extents = image_extents(node)
     depth = weights.shape[3]
     if not depth or channels % depth or weights.shape[0] % (channels // depth):
         raise ModelError(f"{channels} input channels do not fit a filter of {list(weights.shape)}")
-    _convolve(node, weights.transpose(0, 3, 1, 2), tuple(extents), channels // depth)
+    attrs = {**window(node, tuple(extents), weights.shape[1:3]), "group": channels // depth}
+    convolve(node, node.image(), weights.transpose(0, 3, 1, 2), attrs)
 
 
 @handles("DEPTHWISE_CONV_2D")
 def depthwise(node: Node) -> None:
     """Filters are [1, height, width, output channels]."""
-    weights = _filter(node, 3)
-    channels, *extents = _image_extents(node)
+    weights = filter_of(node, 3)
+    channels, *extents = image_extents(node)
     if weights.shape[0] != 1 or not channels or weights.shape[3] % channels:
         raise ModelError(f"{channels} input channels do not fit a filter of {list(weights.shape)}")
-    _convolve(node, weights.transpose(3, 0, 1, 2), tuple(extents), channels)
+    attrs = {**window(node, tuple(extents), weights.shape[1:3]), "group": channels}
+    convolve(node, node.image(), weights.transpose(3, 0, 1, 2), attrs)
 
 
-def _filter(node: Node, axis: int) -> np.ndarray:
+def filter_of(node: Node, axis: int) -> np.ndarray:
     """The filter, of floats where the input is, whose output channels are an axis."""
     weights = _floats(node, axis) if node.dtype() is f32 else node.known(1)
     if weights.ndim != 4:
@@ -106,24 +108,26 @@ def _filter(node: Node, axis: int) -> np.ndarray:
     return weights
 
 
-def _convolve(node: Node, weights: np.ndarray, extents: tuple[int, ...], groups: int) -> None:
+def convolve(node: Node, x: Value, weights: np.ndarray, attrs: dict[str, Any]) -> None:
+    """The convolution of an image with weights [output channels, input channels of a group, height,
+    width], and the bias."""
     weights = np.ascontiguousarray(weights)
-    attrs = {**window(node, extents, weights.shape[2:]), "group": groups}
-    x, b, bias = node.image(), node.b, _bias(node, weights.shape[0])
+    b, bias = node.b, _bias(node, weights.shape[0])
     if node.dtype() is f32:
         total = b.Conv(x, b.constant(weights), bias, **attrs)
         node.define_image(node.activated(total))
         return
-    padded = any(attrs["pads"])
 
     def of(part: np.ndarray, first: int, last: int, zero: int | None) -> Value:
         some = x
-        if (first, last) != (0, x.tensor.extent(1)) and groups == 1:
+        if last - first < weights.shape[1]:
+            if attrs["group"] > 1:
+                raise UnsupportedError("the sums of a group may not fit int32")
             some = b.Slice(x, np.array([first]), np.array([last]), np.array([1]))
         point = None if zero is None else b.constant(zero, some.tensor.dtype)
         return b.ConvInteger(some, b.constant(np.ascontiguousarray(part)), point, **attrs)
 
-    product = Product(node, weights, 1, padded, of)
+    product = Product(node, weights, 1, any(attrs["pads"]), of)
     node.define_image(_quantised(product, bias, _factors(node, weights.shape[0])))
 
 
