@@ -17,12 +17,15 @@ from tests.damage import damaged  # noqa: E402
 from tests.frontend.tflite_cases import CASES  # noqa: E402  (needs package tflite)
 from tests.frontend.tflite_models import VALID, Op, T, one, tflite_model  # noqa: E402
 
-COPIES = 150  # of each file
+COPIES = 60  # of each file
 
 
 def small_models() -> dict[str, bytes]:
     rng = np.random.default_rng(0)
-    names = ("conv", "depthwise", "fully_connected", "add", "softmax", "mean", "strided_slice")
+    names = (
+        "conv", "depthwise", "fully_connected", "add", "softmax", "mean", "strided_slice",
+        "transposed_conv", "leaky_relu", "batch_to_space", "concatenation", "resize_nearest",
+    )  # fmt: skip
     return {name: CASES[name](rng) for name in names}
 
 
@@ -152,6 +155,20 @@ def test_scales_must_be_numbers_above_zero(scale):
 
 def test_zero_points_must_fit():
     refused(relu(T((1, 4), scale=0.1, zero=300), GOOD), "zero point 300")
+
+
+def test_what_once_ended_in_a_traceback():
+    empty = T(data=np.zeros((6, 1, 1, 3), np.int8), scale=0.1)
+    data = one("CONV_2D", [T((1, 2, 2, 0), scale=0.1), empty, T((1, 2, 2, 6), scale=0.1)],
+               Padding=VALID, StrideH=1, StrideW=1)  # fmt: skip
+    refused(data, "0 input channels")
+    refused(one("LEAKY_RELU", [GOOD, GOOD], Alpha=float("inf")), "reach", graphc.UnsupportedError)
+    refused(one("TRANSPOSE_CONV", [GOOD, GOOD], order=[0]), "operand 0 is missing")
+    size = T(data=np.array([1 << 30, 1 << 30], np.int32))
+    data = one("RESIZE_NEAREST_NEIGHBOR", [
+        T((1, 2, 2, 1), scale=0.1), size, T((1, 1 << 30, 1 << 30, 1), scale=0.1)
+    ])  # fmt: skip
+    refused(data, "at most", graphc.GraphcError)
 
 
 def test_windows_must_make_sense():

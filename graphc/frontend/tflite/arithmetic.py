@@ -11,8 +11,11 @@ import math
 
 import numpy as np
 
+from graphc.errors import UnsupportedError
+
 ONE = (1 << 31) - 1  # of 31 fractional bits
 LEAST = -(1 << 31)
+MOST_FACTOR = 2.0**30
 EXPONENTIALS = (  # exp(-2**n) of 31 fractional bits, for n = -2, -1, ...
     1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242,
 )  # fmt: skip
@@ -21,9 +24,14 @@ FIRST_GUESS = 1515870810, -1010580540  # 48/17 and -32/17 of 29 fractional bits
 
 
 def quantise_multiplier(real: float) -> tuple[int, int]:
-    """The multiplier and the exponent of a real factor: multiplier / 2**31 * 2**exponent."""
+    """The multiplier and the exponent of a real factor: multiplier / 2**31 * 2**exponent.
+
+    UnsupportedError for factors of 2**30 and more: of scales that are too far apart.
+    """
     if real == 0:
         return 0, 0
+    if not abs(real) < MOST_FACTOR:
+        raise UnsupportedError(f"a quotient of its scales is {real}, which is out of reach")
     fraction, exponent = math.frexp(real)
     whole = round_away(fraction * (1 << 31))
     if whole == 1 << 31:

@@ -23,8 +23,8 @@ def transposed_convolution(node: Node) -> None:
     Operands are the result's shape, the filter [output channels, height, width, input channels],
     the input and the bias.
     """
-    order = [*node.op.inputs, -1, -1]
-    node = replace(node, op=replace(node.op, inputs=(order[2], order[1], order[3])))
+    _, by, x, bias = (*node.op.inputs, *[-1] * 4)[:4]
+    node = replace(node, op=replace(node.op, inputs=(x, by, bias)))
     weights, strides = filter_of(node, 0), (node.option("StrideH"), node.option("StrideW"))
     channels, *extents = image_extents(node)
     out = node.result().shape

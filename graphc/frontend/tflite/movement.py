@@ -13,6 +13,7 @@ from graphc.frontend.tflite.values import TO_IMAGE
 from graphc.ir.dtypes import i32
 from graphc.ir.graph import Value
 
+MOST_ROWS = 1 << 16  # of a resized image
 SPECIAL_MASKS = ("EllipsisMask", "NewAxisMask")
 
 
@@ -237,6 +238,8 @@ def resize_nearest(node: Node) -> None:
     x = node.image()
     if len(size) != 2 or min(size) < 1:
         raise ModelError(f"its size must be two numbers above 0, found {list(size)}")
+    if max(size) > MOST_ROWS:
+        raise UnsupportedError(f"a size of {list(size)} is not supported, at most {MOST_ROWS}")
     for axis, to in zip((2, 3), size):
         extent = x.tensor.extent(axis)
         scale = np.float32(extent) / np.float32(to)

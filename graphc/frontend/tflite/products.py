@@ -83,7 +83,7 @@ def convolution(node: Node) -> None:
     weights = filter_of(node, 0)
     channels, *extents = image_extents(node)
     depth = weights.shape[3]
-    if not depth or channels % depth or weights.shape[0] % (channels // depth):
+    if not depth or not channels or channels % depth or weights.shape[0] % (channels // depth):
         raise ModelError(f"{channels} input channels do not fit a filter of {list(weights.shape)}")
     attrs = {**window(node, tuple(extents), weights.shape[1:3]), "group": channels // depth}
     convolve(node, node.image(), weights.transpose(0, 3, 1, 2), attrs)

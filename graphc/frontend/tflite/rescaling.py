@@ -156,7 +156,7 @@ def _one_or_all(numbers: np.ndarray) -> np.ndarray:
 def once(factors: Factors, span: Span, limits: Limits) -> Once | None:
     """A form that gives the same for all sums of a span; None if there is none."""
     steps = limits.steps
-    if steps.size > 255 or not factors.multiplier.any() or span.farthest >= LIMIT:
+    if not 0 < steps.size <= 255 or not factors.multiplier.any() or span.farthest >= LIMIT:
         return None
     first = _first_sums(factors, span, steps)
     inside = (first > span.low[:, None]) & (first <= span.high[:, None])
@@ -200,23 +200,22 @@ def _fitting(
     steep = (reached & passed).sum(1) <= 1
     width = (span.high - span.low + 1) << finer + 2
     nearest = np.rint(np.ldexp(factors.real(), shift - finer)).astype(np.int64)
+    half = 1 << shift - 1
     nearest = np.where(steep, np.clip((1 << shift) // width, 1, LIMIT // 2), nearest)
     offsets, multipliers = np.zeros_like(nearest), np.zeros_like(nearest)
-    missing = np.ones(nearest.shape, bool)
-    need_of = (steps << shift) - (1 << shift - 1)
+    missing = np.arange(nearest.size)
     for distance in NEAR:
-        by = np.clip(nearest + distance, 1, LIMIT - 1)
-        need = -(-need_of // by[:, None])
-        least = np.where(reached, need - start, -FARTHEST).max(1, initial=-FARTHEST)
-        most = np.where(passed, need - 1 - before, FARTHEST).min(1, initial=FARTHEST)
-        offset = np.where(
-            least == -FARTHEST, most, np.where(most == FARTHEST, least, least + most >> 1)
-        )
-        ends = np.abs((span.low << finer) + offset), np.abs((span.high << finer) + offset)
-        fits = missing & (least <= most) & (np.maximum(*ends) < LIMIT)
-        offsets, multipliers = np.where(fits, offset, offsets), np.where(fits, by, multipliers)
-        missing = missing & ~fits
-        if not missing.any():
+        by = np.clip(nearest[missing] + distance, 1, LIMIT - 1)
+        need = -((half - (steps << shift)) // by[:, None])
+        least = np.where(reached[missing], need - start[missing], -FARTHEST).max(1)
+        most = np.where(passed[missing], need - 1 - before[missing], FARTHEST).min(1)
+        middle = np.where(most == FARTHEST, least, least + most >> 1)
+        offset = np.where(least == -FARTHEST, most, middle)
+        ends = [np.abs((end[missing] << finer) + offset) for end in (span.low, span.high)]
+        fits = (least <= most) & (np.maximum(*ends) < LIMIT)
+        offsets[missing[fits]], multipliers[missing[fits]] = offset[fits], by[fits]
+        missing = missing[~fits]
+        if not missing.size:
             return offsets, multipliers
     return None
 
