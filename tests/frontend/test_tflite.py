@@ -205,6 +205,18 @@ def test_softmax_is_within_a_step_of_the_real_one():
     assert np.abs(graphc.interpret(graph, [x])[0] - np.clip(expected, -128, 127)).max() <= 1
 
 
+def test_space_to_batch_pads_with_what_means_zero():
+    data = one("SPACE_TO_BATCH_ND", [
+        T((1, 3, 4, 1), scale=0.1, zero=-4), T(data=np.array([2, 2], np.int32)),
+        T(data=np.array([[1, 0], [0, 2]], np.int32)), T((4, 2, 3, 1), scale=0.1, zero=-4),
+    ])  # fmt: skip
+    x = np.arange(12, dtype=np.int8).reshape(1, 3, 4, 1)
+    padded = np.pad(x[0, :, :, 0], ((1, 0), (0, 2)), constant_values=-4)
+    expected = np.stack([padded[a::2, b::2] for a in range(2) for b in range(2)])
+    got = graphc.interpret(graphc.import_tflite(data), [x])[0]
+    np.testing.assert_array_equal(got[..., 0], expected)
+
+
 # ---------------------------------------------------------------- graphs
 
 

@@ -370,8 +370,8 @@ def reverse(rng):
 @case
 def space_to_batch(rng):
     return one("SPACE_TO_BATCH_ND", [
-        T((1, 5, 6, 3), scale=0.1), T(data=np.array([2, 2], np.int32)),
-        T(data=np.array([[1, 0], [0, 2]], np.int32)), T((4, 3, 4, 3), scale=0.1),
+        T((1, 4, 6, 3), scale=0.1), T(data=np.array([2, 2], np.int32)),
+        T(data=np.zeros((2, 2), np.int32)), T((4, 2, 3, 3), scale=0.1),
     ])  # fmt: skip
 
 

@@ -277,16 +277,19 @@ def _shifted_by_a_word(node: Expr) -> Expr | None:
 def _rounded_shift(node: Call) -> tuple[Expr, Expr] | None:
     """x and n of (x + 2**(n - 1)) >> n, if x is the upper half of a product: then nothing
     overflows."""
-    if node.op.name != "shr" or not isinstance(node.args[0], Call):
+    if node.op.name != "shr":
         return None
     total, distance = node.args
-    if not (isinstance(distance, Const) and 2 <= distance.value <= 30 and total.op.name == "add"):
+    if not (isinstance(distance, Const) and 2 <= distance.value <= 30):
+        return None
+    if not (isinstance(total, Call) and total.op.name == "add"):
         return None
     x, half = total.args
     if not (isinstance(half, Const) and half.value == 1 << distance.value - 1):
         return None
-    is_high = isinstance(x, Call) and x.op.name == "cast" and x.dtype is i32
-    product = _shifted_by_a_word(x.args[0]) if is_high else None
+    if not (isinstance(x, Call) and x.op.name == "cast" and x.dtype is i32):
+        return None
+    product = _shifted_by_a_word(x.args[0])
     is_product = isinstance(product, Call) and product.op.name == "mul"
     return (x, distance) if is_product else None
 

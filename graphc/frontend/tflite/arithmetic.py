@@ -46,14 +46,14 @@ def round_away(real: float) -> int:
 
 def product(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
     """a * b / 2**31, halves rounded up."""
-    total: np.ndarray = np.asarray(a, np.int64) * b + (1 << 30)
+    total = np.asarray(np.asarray(a, np.int64) * b + (1 << 30), np.int64)
     return np.minimum(total >> 31, ONE)
 
 
 def divide(x: np.ndarray, exponent: int) -> np.ndarray:
     """x / 2**exponent, halves rounded away from zero."""
-    half = (1 << exponent) >> 1
-    return (x + half - (x < 0 if exponent else 0)) >> exponent
+    below = np.where(x < 0, 1, 0) if exponent else 0
+    return np.asarray(x + ((1 << exponent) >> 1) - below, np.int64) >> exponent
 
 
 def multiply(x: np.ndarray, multiplier: int, exponent: int) -> np.ndarray:

@@ -37,7 +37,7 @@ def transposed_convolution(node: Node) -> None:
     for n in range(2):
         axis = WindowAxis(out[1 + n], kernel[n], strides[n])
         same = padding(node) == "SAME"
-        before = int(same_padding(axis, extents[n], upper=True, crops=False)[0]) if same else 0  # type: ignore[call-overload]
+        before = int(same_padding(axis, extents[n], upper=True, crops=False)[0]) if same else 0  # type: ignore[arg-type]
         begin = kernel[n] - 1 - before
         spread = (extents[n] - 1) * strides[n] + 1
         pads.append((begin, out[1 + n] - spread - begin + kernel[n] - 1))
