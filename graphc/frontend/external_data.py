@@ -70,6 +70,17 @@ class DataFolder:
         return self._maps[path]
 
 
+def model_file(path: Path) -> memoryview:
+    """The contents of a model's file; ModelError if it cannot be read."""
+    try:
+        if not path.is_file():
+            missing = "a folder; a model is a file" if path.is_dir() else "there is no such file"
+            raise ModelError(f"{path}: {missing}")
+        return mapped(path)
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from error
+
+
 def mapped(path: Path) -> memoryview:
     """The contents of a file, read as they are used."""
     with open(path, "rb") as file:

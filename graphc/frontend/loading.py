@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from graphc.errors import ModelError
-from graphc.frontend.external_data import mapped
+from graphc.frontend.external_data import model_file
 from graphc.frontend.wire import split
 
 MAX_FILE = (1 << 31) - 1  # bytes of a protobuf message
@@ -36,16 +36,10 @@ def load(source: Any) -> Loaded:
         kind = type(source).__name__
         raise ModelError(f"a model is a path, bytes, a ModelProto or a graph, found {kind}")
     path = Path(os.fspath(source))
-    try:
-        if not path.is_file():
-            missing = "a folder; a model is a file" if path.is_dir() else "there is no such file"
-            raise ModelError(f"{path}: {missing}")
-        data = mapped(path)
-        if len(data) > MAX_FILE:
-            raise ModelError(f"{path}: larger than 2 GiB, which a protobuf message cannot be")
-        return _parse(data, str(path), str(path.parent))
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}") from error
+    data = model_file(path)
+    if len(data) > MAX_FILE:
+        raise ModelError(f"{path}: larger than 2 GiB, which a protobuf message cannot be")
+    return _parse(data, str(path), str(path.parent))
 
 
 def _parse(data: memoryview, what: str, folder: str | None = None) -> Loaded:

@@ -22,7 +22,7 @@ import numpy as np
 
 from graphc.distribution import install
 from graphc.errors import ModelError, UnsupportedError
-from graphc.frontend.external_data import mapped
+from graphc.frontend.external_data import model_file
 from graphc.frontend.tensors import checked_dims
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
@@ -124,14 +124,7 @@ def read(source: str | os.PathLike | bytes | bytearray | memoryview) -> Contents
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _Reader(memoryview(source).cast("B"), "the model").contents()
     path = Path(os.fspath(source))
-    try:
-        if not path.is_file():
-            missing = "a folder; a model is a file" if path.is_dir() else "there is no such file"
-            raise ModelError(f"{path}: {missing}")
-        data = mapped(path)
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}") from error
-    return _Reader(data, str(path)).contents()
+    return _Reader(model_file(path), str(path)).contents()
 
 
 def _names(enumeration: type) -> dict[int, str]:
