@@ -200,11 +200,44 @@ def max_pool(rng):
         FusedActivationFunction=RELU)  # fmt: skip
 
 
-def _reduction(kind, keep, axes, shape, out_scale=0.05):
+def _reduction(kind, keep, axes, shape, out_scale=0.05, dtype=np.int8):
+    zeros = (3, -9) if dtype is np.int8 else (0, 0)
     return one(kind, [
-        T((2, 7, 6, 5), scale=0.1, zero=3), T(data=np.array(axes, np.int32)),
-        T(shape, scale=out_scale, zero=-9),
+        T((2, 7, 6, 5), dtype, 0.1, zeros[0]), T(data=np.array(axes, np.int32)),
+        T(shape, dtype, out_scale, zeros[1]),
     ], KeepDims=keep)  # fmt: skip
+
+
+@case
+def mean_of_16_bits(rng):
+    return _reduction("MEAN", True, (1, 2), (2, 1, 1, 5), dtype=np.int16)
+
+
+@case
+def average_pool_of_16_bits(rng):
+    return one("AVERAGE_POOL_2D", [
+        T((1, 7, 6, 5), np.int16, 0.1, 0), T((1, 4, 3, 5), np.int16, 0.1, 0),
+    ], Padding=SAME, StrideH=2, StrideW=2, FilterHeight=3, FilterWidth=2)  # fmt: skip
+
+
+@case
+def max_pool_of_16_bits(rng):
+    return one("MAX_POOL_2D", [
+        T((1, 7, 6, 5), np.int16, 0.1, 0), T((1, 4, 3, 5), np.int16, 0.1, 0),
+    ], Padding=VALID, StrideH=2, StrideW=2, FilterHeight=1, FilterWidth=2)  # fmt: skip
+
+
+@case
+def sub_of_16_bits(rng):
+    return _binary("SUB", (0.0005, 0.0003, 0.0007), (0, 0, 0), dtype=np.int16)
+
+
+@case
+def fully_connected_of_16_bits_in_32(rng):
+    return one("FULLY_CONNECTED", [
+        T((2, 60), np.int16, 0.001, 0), T(data=_weights(rng, 5, 60), scale=0.01),
+        T(data=_bias(rng, 5), scale=0.00001), T((2, 5), np.int16, 0.002, 0),
+    ])  # fmt: skip
 
 
 @case

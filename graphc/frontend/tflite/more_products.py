@@ -27,6 +27,8 @@ def transposed_convolution(node: Node) -> None:
     node = replace(node, op=replace(node.op, inputs=(x, by, bias)))
     weights, strides = filter_of(node, 0), (node.option("StrideH"), node.option("StrideW"))
     channels, *extents = image_extents(node)
+    if node.dtype() not in (f32, i8):
+        raise UnsupportedError(f"of {node.tensor().kind} it is not supported")
     out = node.result().shape
     if len(out) != 4 or min(*strides, *weights.shape) < 1 or weights.shape[3] != channels:
         raise ModelError(
