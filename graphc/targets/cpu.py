@@ -49,7 +49,7 @@ class Cpu(Rounding, Trains):
         narrow = "" if self.precision == "f32" else f" precision{{type={self.precision}}}, dce,"
         return (
             "checks, integers, rewrite{group=axes}, rewrite{group=windows},"
-            f" {PREPARING},{narrow} samples, layout, fuse, fuse-reductions"
+            f" {PREPARING},{narrow} samples, layout, fuse, fuse-attention, fuse-reductions"
         )
 
     def strategies(self) -> Sequence[Strategy]:

@@ -173,7 +173,7 @@ class MicroC(Trains):
         return Plain()
 
     def pipeline(self) -> str:
-        return f"checks, integers, {PREPARING}, layout, fuse"
+        return f"checks, integers, {PREPARING}, layout, fuse, fuse-attention"
 
     def strategies(self) -> Sequence[Strategy]:
         from graphc.backends.micro_c.strategies import strategies

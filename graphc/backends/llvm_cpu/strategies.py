@@ -10,6 +10,7 @@ from graphc.backends.llvm_cpu.machine import HALVES
 from graphc.ir.dtypes import bf16, f16
 from graphc.ir.machine import Machine
 from graphc.passes.lower.program import Conventions, Strategy
+from graphc.passes.lower.strategies.attention_tiles import lower_attention
 from graphc.passes.lower.strategies.block_tiles import lower_block_tiles
 from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
@@ -19,8 +20,8 @@ from graphc.passes.lower.strategies.winograd import lower_winograd
 
 
 def strategies(machine: Machine, exact: bool = False) -> Sequence[Strategy]:
-    """Convolutions by Winograd's algorithm, unless they are to be `exact`, and contractions, whole
-    and in blocks, where they match; loop nests elsewhere."""
+    """Attention, convolutions by Winograd's algorithm, unless they are to be `exact`, and
+    contractions, whole and in blocks, where they match; loop nests elsewhere."""
     widened = frozenset((f16, bf16) if machine.has(HALVES) else (bf16,))
     contraction = RegisterTileOptions(
         machine.vector_bytes, machine.registers, machine.caches[1], widened=widened
@@ -28,6 +29,7 @@ def strategies(machine: Machine, exact: bool = False) -> Sequence[Strategy]:
     nest = NestOptions(vector_bytes=machine.vector_bytes)
     fast = [] if exact else [partial(lower_winograd, options=contraction)]
     return [
+        partial(lower_attention, options=contraction),
         *fast,
         partial(lower_register_tiles, options=contraction),
         partial(lower_block_tiles, options=contraction),

@@ -14,7 +14,8 @@ al., FlashAttention, 2022).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import (
@@ -31,11 +32,13 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
+from graphc.ir.extents import least
 from graphc.ir.scalar.arithmetic import OF_TF32
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, memoised
 from graphc.passes.analysis.core import Core, Role, core_of, reductions_in
 from graphc.passes.analysis.guards import conjuncts
+from graphc.passes.analysis.spaces import merge_adjacent
 
 PRODUCT, LARGEST, TOTAL, SUM, RESULT = (
     Ref(name, f32) for name in ("product", "largest", "total", "sum", "result")
@@ -76,6 +79,21 @@ class Attention:
     columns: list[Index]
     key: Index
     depth: list[Index]
+
+
+def merged(match: Attention) -> Attention:
+    """The same attention, with indices that address memory as if they were one made one."""
+    m, soft = match, match.softmax
+    dependent = [m.offset, m.a, m.score, soft.result, soft.exponential, soft.weight, *m.exprs]
+    rows, exprs = merge_adjacent(m.rows, dependent)
+    offset, a, score, result, exponential, weight, *exprs = exprs
+    depth, (a, b) = merge_adjacent(m.depth, [a, m.b])
+    columns, (offset, value, *exprs) = merge_adjacent(m.columns, [offset, m.value, *exprs])
+    softmax = replace(soft, result=result, exponential=exponential, weight=weight)
+    return replace(
+        m, offset=offset, exprs=exprs, softmax=softmax, score=score, a=a, b=b, value=value,
+        rows=rows, columns=columns, depth=depth,
+    )  # fmt: skip
 
 
 class _Mismatch(Exception):
@@ -183,6 +201,8 @@ def _only_axis(total: Reduce) -> Index:
     axes = [a for a in total.axes if a.extent != 1]
     if len(total.axes) != 1 and len(axes) != len(total.axes) or len(axes) != 1:
         raise _Mismatch(f"keys must have one index, found {len(axes)}")
+    if least(axes[0].extent) < 1:  # sums of no terms are 0, whatever they are divided by
+        raise _Mismatch("there must be a key at all sizes, found that there may be none")
     return axes[0]
 
 
@@ -277,27 +297,36 @@ def _mentions(node: Expr, marker: Ref) -> bool:
 def last_key(match: Attention) -> Expr | None:
     """The last key that a row may see, as an expression over its indices; None if scores beyond it
     are not written as -inf."""
-    score, key = match.score, match.key
+    return next(_bounds(match, upper=True), None)
+
+
+def first_key(match: Attention) -> Expr | None:
+    """The first key that a row may see; None if scores before it are not written as -inf."""
+    return next(_bounds(match, upper=False), None)
+
+
+def _bounds(match: Attention, upper: bool) -> Iterator[Expr]:
+    """The bounds of the keys beyond which scores are written as -inf."""
+    score = match.score
     while isinstance(score, Call) and score.op.name in ("cast", "select"):
         if score.op.name == "cast":
             score = score.args[0]
             continue
-        condition, inner, other = score.args
+        condition, score, other = score.args
         if not (isinstance(other, Const) and other.value == -math.inf):
-            return None
-        bounds = [b for c in conjuncts(condition) if (b := _bound(c, key)) is not None]
-        if bounds:
-            return bounds[0]
-        score = inner
-    return None
+            return
+        found = (_bound(c, match.key, upper) for c in conjuncts(condition))
+        yield from (bound for bound in found if bound is not None)
 
 
-def _bound(condition: Expr, key: Index) -> Expr | None:
-    """x of `key <= x`, or x + 1 of `key < x`."""
+def _bound(condition: Expr, key: Index, upper: bool) -> Expr | None:
+    """x of `key <= x`, or x - 1 of `key < x`; otherwise x of `key >= x`, or x + 1 of `key > x`."""
     if not (isinstance(condition, Call) and condition.op.name in ("le", "ge", "lt", "gt")):
         return None
-    is_upper = condition.op.name in ("le", "lt")
-    lower, upper = condition.args if is_upper else condition.args[::-1]
-    if lower is not key or key in free_indices(upper):
+    less, more = condition.args if condition.op.name in ("le", "lt") else condition.args[::-1]
+    own, bound = (less, more) if upper else (more, less)
+    if own is not key or key in free_indices(bound):
         return None
-    return upper if condition.op.name in ("le", "ge") else upper - 1
+    if condition.op.name in ("le", "ge"):
+        return bound
+    return bound - 1 if upper else bound + 1

@@ -14,28 +14,31 @@ from graphc.backends.micro_c.strategies.padded_copy import lower_padded
 from graphc.backends.micro_c.strategies.scalar_tiles import TileOptions, lower_tiles
 from graphc.backends.micro_c.strategies.winograd import lower_winograd
 from graphc.passes.lower.program import Strategy
+from graphc.passes.lower.strategies.attention_tiles import lower_attention
 from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 
 FEW, MANY = 12, 24  # general registers
 
 
 def strategies(cpu: str = DEFAULT, goal: str = SPEED.name) -> Sequence[Strategy]:
-    """Register tiles for sums of products, plain loops for everything else, as a goal wants them
-    (goals.py)."""
+    """Attention, register tiles for sums of products, plain loops for everything else, as a goal
+    wants them (goals.py)."""
     target = cpu_of(cpu)
     options = small_tiles(target) if goal == SIZE.name else tile_options(target)
-    first: list[Strategy] = []
-    if goal == FASTEST.name and target.has(PAIRS) and not target.vectors:
+    registers = min(FEW, target.registers) if goal == SIZE.name else target.registers
+    attention = RegisterTileOptions(vector_bytes=0, registers=registers)
+    first: list[Strategy] = [partial(lower_attention, options=attention)]
+    if target.vectors:
+        first.append(partial(lower_helium, options=HeliumOptions()))
+    elif goal == FASTEST.name and target.has(PAIRS):
         options = replace(options, spread=True, quad_unroll=8)
-        first = [lower_winograd]
-    chosen: list[Strategy] = [
+        first.append(lower_winograd)
+    return [
         *first, partial(lower_padded, options=options), partial(lower_tiles, options=options),
         nest_strategy(NestOptions()),
     ]  # fmt: skip
-    if target.vectors:
-        chosen.insert(0, partial(lower_helium, options=HeliumOptions()))
-    return chosen
 
 
 def tile_options(cpu: Cpu) -> TileOptions:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in
-from graphc.ir.expr import Expr, Index, Load, minimum
+from graphc.ir.expr import Expr, Index, Load, loads, minimum
 from graphc.ir.extents import divided, points
 from graphc.ir.instructions import transpose
 from graphc.ir.kernel import Buffer
@@ -74,37 +74,61 @@ def packed_on_stack(
         return
     k, width = e.k, e.plan.panel
     copy = k.alloc(e.b.dtype, (block.blocks.panels * most * width,), "stack")
-    extents = tuple(x.extent for x in depth)
     with k.loop(block.panels) as n:
         start = k.let(simplify(n * (most * width)))
-        column = k.let(simplify((first + n) * width))
-        if is_affine_in(e.b.index[0], e.column) == 1:
-            with k.loops(*extents) as steps:
-                _row(e, copy, start, column, block.pieces, dict(zip(depth, steps)), depth, known)
-        else:
-            _turned(e, copy, start, column, block.pieces, depth, known)
-    panel = e.column // width - first
-    place = (panel * most + flatten_index(tuple(depth), extents)) * width + e.column % width
-    whole, e.b = e.b, copy[place]
+        pack_panel(e, copy, start, k.let(simplify(first + n)), block.pieces, depth, known)
+    whole, e.b = e.b, packed_element(e, copy, first, depth, most)
     yield
     e.b = whole
 
 
+def packed_element(
+    e: Emitter, copy: Buffer, first: Expr | int, depth: list[Index], most: int
+) -> Load:
+    """The element of `b` in panels, from the `first` on, of at most so many rows each."""
+    width, extents = e.plan.panel, tuple(x.extent for x in depth)
+    place = ((e.column // width - first) * most + flatten_index(tuple(depth), extents)) * width
+    return copy[place + e.column % width]
+
+
+def pack_panel(
+    e: Emitter, copy: Buffer, start: Expr, panel: Expr, pieces: list[tuple[int, int]],
+    depth: list[Index], known: dict,
+) -> None:  # fmt: skip
+    """Copies a panel of `b`, over indices of the depth, to where it is to start. `known` are all
+    other indices."""
+    if e.plan.lanes > 1 and _is_turned(e, depth):
+        _turned(e, copy, start, panel, pieces, depth, known)
+        return
+    with e.k.loops(*(x.extent for x in depth)) as steps:
+        _row(e, copy, start, panel, pieces, dict(zip(depth, steps)), depth, known)
+
+
+def _is_turned(e: Emitter, depth: list[Index]) -> bool:
+    """Whether columns run along memory in the depth."""
+    if len(depth) != 1 or not SMALLEST_SIDE <= e.plan.lanes <= LARGEST_SIDE:
+        return False
+    read = loads(e.b)
+    is_apart = any(is_affine_in(x.index[0], e.column) not in (0, 1) for x in read)
+    return is_apart and all(is_affine_in(x.index[0], depth[0]) in (0, 1) for x in read)
+
+
 def _row(
-    e: Emitter, copy: Buffer, start: Expr, column: Expr, pieces: list[tuple[int, int]],
+    e: Emitter, copy: Buffer, start: Expr, panel: Expr, pieces: list[tuple[int, int]],
     steps: dict, depth: list[Index], known: dict,
 ) -> None:  # fmt: skip
     """One row of a panel, whose depth is at these steps."""
     place = flatten_index(tuple(steps[x] for x in depth), tuple(x.extent for x in depth))
     at = {i: simplify(v, steps) for i, v in known.items()} | steps
+    width = e.plan.panel
     for j, count in pieces:
-        with e.lanes(count) as v:
-            value = simplify(e.b, {**at, e.column: column + j + v})
-            e.k.store(copy, simplify(start + place * e.plan.panel + j + v), value)
+        with e.columns(panel, j, count) as v:
+            value = simplify(e.b, {**at, e.column: panel * width + j + v})
+            e.k.store(copy, simplify(start + place * width + j + v), value)
 
 
 def _turned(
-    e: Emitter, copy: Buffer, start: Expr, column: Expr, pieces: list[tuple[int, int]],
+    e: Emitter, copy: Buffer, start: Expr, panel: Expr, pieces: list[tuple[int, int]],
     depth: list[Index], known: dict,
 ) -> None:  # fmt: skip
     """A panel of columns that run along memory in the depth: in tiles that are transposed."""
@@ -114,7 +138,7 @@ def _turned(
         for j, _ in pieces:
             tile = k.alloc(copy.dtype, (side * side,))
             for c in range(side):
-                own = minimum(column + j + c, e.plan.columns - 1)
+                own = minimum(panel * e.plan.panel + j + c, e.plan.columns - 1)
                 with k.loop(side, "vector", name=e.lane, width=side) as v:
                     steps = {last: q * side + v}
                     at = {i: simplify(x, steps) for i, x in known.items()} | steps
@@ -126,4 +150,4 @@ def _turned(
                     k.store(copy, simplify(place), tile[v + r * side])
     if left != 0:
         with k.loop(left) as x:
-            _row(e, copy, start, column, pieces, {last: whole * side + x}, depth, known)
+            _row(e, copy, start, panel, pieces, {last: whole * side + x}, depth, known)

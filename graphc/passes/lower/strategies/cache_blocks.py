@@ -134,8 +134,7 @@ class _Block:
         self.e, self.fixed, self.columns = e, fixed, columns
         *self.places, self.tiled = rows
         self.segments, self.blocks = bands, blocks
-        lanes = e.plan.lanes
-        self.pieces = [(j, min(lanes, columns.size - j)) for j in range(0, columns.size, lanes)]
+        self.pieces = e.pieces(columns.size)
 
     def emit(self, right: Expr, down: Expr) -> None:
         """The block that is so many to the right, and so many down."""

@@ -124,10 +124,11 @@ class TileEmitter:
     """Emits the loops of a planned contraction."""
 
     def __init__(
-        self, match: Match, plan: TilePlan, options: RegisterTileOptions, panels: list[Panels]
-    ):
+        self, match: Match, plan: TilePlan, options: RegisterTileOptions, panels: list[Panels],
+        k: KernelBuilder | None = None,
+    ):  # fmt: skip
         self.match, self.plan, self.options, self.packed = match, plan, options, panels
-        self.k = KernelBuilder()
+        self.k = k or KernelBuilder()
         self.lane = self.k.fresh("i")  # of all vectors, so that they share their expressions
         self.column = Index("column", plan.columns)
         self.is_open = False  # whether the panel at hand may lack columns
@@ -313,17 +314,28 @@ class TileEmitter:
         self, fixed: dict, tiled: Index, row: Expr, size: int, number: Expr, panels: Segment
     ) -> None:
         """MR x NR sums over the whole depth, then the epilogue."""
-        lanes, width = self.plan.lanes, panels.size
         panel = self.k.let(simplify(number))
         row = self.k.let(simplify(row))
         self.is_open = panels.open
-        pieces = [(j, min(lanes, width - j)) for j in range(0, width, lanes)]
+        pieces = self.pieces(panels.size)
         sums = self.sums(fixed, tiled, row, size, panel, pieces)
+        self.finish_tile(sums, fixed, tiled, row, size, panel, pieces)
+
+    def finish_tile(
+        self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
+        pieces: list[tuple[int, int]],
+    ) -> None:  # fmt: skip
+        """The epilogue of a tile of sums."""
         if size > 1 and sum(map(cost, self.exprs)) > LONG_EPILOGUE // self.plan.together:
             self._finish_in_a_loop(sums, fixed, tiled, row, size, panel, pieces)
             return
         for t in range(size):
             self.finish_row(sums, {**fixed, tiled: row + t}, panel, t * self.plan.panel, pieces)
+
+    def pieces(self, width: int) -> list[tuple[int, int]]:
+        """The vectors of a panel of so many columns: where each starts, and how many it has."""
+        lanes = self.plan.lanes
+        return [(j, min(lanes, width - j)) for j in range(0, width, lanes)]
 
     def sums(
         self, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,

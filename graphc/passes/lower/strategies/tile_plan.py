@@ -65,7 +65,7 @@ def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) ->
     merged, (a,) = merge_adjacent(match.rows, [match.a])
     merged = known_last(merged)
     rows = most(merged[-1].extent) if merged else 1
-    vectors = _vectors(rows, -(-most(columns) // lanes), options.registers)
+    vectors = vectors_of(rows, -(-most(columns) // lanes), options.registers)
     row_tile = max(1, min((options.registers - vectors - 1) // vectors, rows))
     if vectors == 2 and row_tile > WAYS and merged and _meet_in_cache(a, merged[-1]):
         vectors, row_tile = 3, WAYS
@@ -74,7 +74,7 @@ def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) ->
     return TilePlan(lanes, vectors, row_tile, columns, depth, packed, quad)
 
 
-def _vectors(rows: int, needed: int, registers: int) -> int:
+def vectors_of(rows: int, needed: int, registers: int) -> int:
     """Vectors per panel: two for tall problems, more where there are few rows."""
     if needed == 1:
         return 1

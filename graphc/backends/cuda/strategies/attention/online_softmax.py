@@ -39,9 +39,9 @@ from graphc.passes.analysis.attention import (
     TOTAL,
     Attention,
     last_key,
+    merged,
 )
 from graphc.passes.analysis.computation import buffers_read, flat_buffer
-from graphc.passes.analysis.spaces import merge_adjacent
 from graphc.passes.lower.strategies.nest import Point
 
 NOTHING = Const(-math.inf, f32)
@@ -74,7 +74,12 @@ class AttentionBlocks:
         self.tile_rows = rows
         self.threads, self.lanes = threads, lanes
         self.thread = Index("thread", threads)
-        self._flatten()
+        m = merged(match)
+        self.offset, self.exprs, self.rounded_score = m.offset, m.exprs, m.score
+        self.result, self.weight = m.softmax.result, m.softmax.weight
+        self.exponential = m.softmax.exponential
+        self.q, self.b = Operand(m.a, m.rows, m.depth), Operand(m.b, [m.key], m.depth)
+        self.v = Operand(m.value, m.columns, [m.key])
         self.shared: list[Buffer] = []
         self.row_part = self.key_part = self.column_part = 0
         self.together = 1  # of its columns that are neighbours
@@ -89,20 +94,6 @@ class AttentionBlocks:
         self.is_whole = whole and self.tiles == 1
         self.score = self.rounded_score if self.is_whole else unrounded(self.rounded_score)
         self.last = last_key(replace(self.match, rows=self.q.side, score=self.score))
-
-    def _flatten(self) -> None:
-        """Merges indices that address memory as if they were one."""
-        m = self.match
-        soft = m.softmax
-        dependent = [m.offset, m.a, m.score, soft.result, soft.exponential, soft.weight, *m.exprs]
-        rows, merged = merge_adjacent(m.rows, dependent)
-        offset, a, score, self.result, self.exponential, self.weight, *exprs = merged
-        self.rounded_score = score
-        depth, (a, b) = merge_adjacent(m.depth, [a, m.b])
-        columns, (offset, value, *exprs) = merge_adjacent(m.columns, [offset, m.value, *exprs])
-        self.offset, self.exprs = offset, exprs
-        self.q, self.b = Operand(a, rows, depth), Operand(b, [m.key], depth)
-        self.v = Operand(value, columns, [m.key])
 
     # ---------------------------------------------------------------- where cells are
 
