@@ -61,6 +61,7 @@ LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for mor
 FEW_ROWS = 8  # that do not make up for panels made at run time
 SMALL_TILE = 4  # rows, whose sums, two vectors each, are as many as the latency of fma asks
 LONG_EPILOGUE = 10  # cost, per product of a step, beyond which it is not repeated for every row
+LONG_DEPTH = 128  # products, beside which it takes no time that sums are stored before the epilogue
 
 Tile = tuple[dict, Index, Expr, int, Expr, list[tuple[int, int]]]
 """The operands of TileEmitter.sums, which tell where a tile is."""
@@ -326,7 +327,7 @@ class TileEmitter:
         pieces: list[tuple[int, int]],
     ) -> None:  # fmt: skip
         """The epilogue of a tile of sums."""
-        if size > 1 and sum(map(cost, self.exprs)) > LONG_EPILOGUE // self.plan.together:
+        if size > 1 and self._is_looped():
             self._finish_in_a_loop(sums, fixed, tiled, row, size, panel, pieces)
             return
         for t in range(size):
@@ -336,6 +337,12 @@ class TileEmitter:
         """The vectors of a panel of so many columns: where each starts, and how many it has."""
         lanes = self.plan.lanes
         return [(j, min(lanes, width - j)) for j in range(0, width, lanes)]
+
+    def _is_looped(self) -> bool:
+        """Whether the epilogue is a loop over the rows of a tile, not code for each of them."""
+        if self.blocks_apart is not None or most(self.plan.depth) >= LONG_DEPTH:
+            return True
+        return sum(map(cost, self.exprs)) > LONG_EPILOGUE // self.plan.together
 
     def sums(
         self, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
