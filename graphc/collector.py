@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-RARELY = 300_000  # new objects between two collections of young ones
+RARELY = 600_000  # new objects between two collections of young ones
 MOST = 2_000_000  # objects that become old unseen, before all are looked at
 
 _lock = Lock()

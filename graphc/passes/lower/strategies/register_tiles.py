@@ -62,7 +62,9 @@ FEW_ROWS = 8  # that do not make up for panels made at run time
 SMALL_TILE = 4  # rows, whose sums, two vectors each, are as many as the latency of fma asks
 LONG_EPILOGUE = 10  # cost, per product of a step, beyond which it is not repeated for every row
 LONG_DEPTH = 128  # products, beside which it takes no time that sums are stored before the epilogue
+FEW_AGAIN = 64  # rows, of which one may be computed twice to have tiles of one size
 
+NOTHING = Const(0, i64)
 Tile = tuple[dict, Index, Expr, int, Expr, list[tuple[int, int]]]
 """The operands of TileEmitter.sums, which tell where a tile is."""
 
@@ -70,12 +72,15 @@ Tile = tuple[dict, Index, Expr, int, Expr, list[tuple[int, int]]]
 @dataclass(frozen=True)
 class Segment:
     """Panels or tiles of rows: the first (of rows: the first row), how many, the size of each. Of
-    an `open` panel fewer columns may be there, of which the columns of the output tell."""
+    an `open` panel fewer columns may be there, of which the columns of the output tell. Rows may
+    have an `end`, before which the last tile begins early enough to end there: its first rows are
+    those of the tile before, and are summed again, but not stored."""
 
     first: Dim
     count: Dim
     size: int
     open: bool = False
+    end: int | None = None
 
 
 def lower_register_tiles(computation: Computation, options: RegisterTileOptions) -> Lowered | str:
@@ -170,13 +175,21 @@ class TileEmitter:
         match = self.match
         *outer_rows, tiled = self.rows or [Index("m", 1)]
         outer = [*match.outer, *outer_rows]
-        segments = row_tiles(tiled.extent, self.plan.row_tile)
+        is_open = isinstance(tiled.extent, Expr)
+        blocked = not is_open and not _is_constant(match) and needs_blocks(self)
+        outputs = [flat_buffer(o.buffer) for o in match.computation.outputs]
+        used = {x.source for e in self.read() for x in loads(e)}
+        used.update(x.buffer.name for x in self.packed)
+        inputs = [b for b in match.computation.inputs if b.name in used]
+        inplace = self._in_place(inputs)
+        overlap = not blocked and (self._is_looped() or not inplace)
+        segments = row_tiles(tiled.extent, self.plan.row_tile, overlap)
         panels = self.panels()
         batch = points(outer)
         tiles = sum(most(rows.count) for rows in segments)
-        if isinstance(tiled.extent, Expr):
+        if is_open:
             self._in_blocks(outer, tiled, segments, panels)
-        elif not _is_constant(match) and needs_blocks(self):
+        elif blocked:
             emit_blocks(self, match.outer, [*outer_rows, tiled], segments, panels)
         elif self._are_large():
             self._panels_outside(match.outer, outer_rows, tiled, segments, panels)
@@ -184,15 +197,10 @@ class TileEmitter:
             self._rows_outside(outer, tiled, segments, panels)
         else:
             self._panels_outside(outer, [], tiled, segments, panels)
-        outputs = [flat_buffer(o.buffer) for o in match.computation.outputs]
-        used = {x.source for e in self.read() for x in loads(e)}
-        used.update(x.buffer.name for x in self.packed)
-        inputs = [b for b in match.computation.inputs if b.name in used]
         params = [flat_buffer(b) for b in (*inputs, *match.temporaries)] + outputs
         steps = most(self.plan.depth) * self.plan.together
         work = points(match.indices) * steps * 2
         kernel = Kernel("contract", tuple(params), self.k.body(), match.computation.label)
-        inplace = self._in_place(inputs)
         return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
 
     def read(self) -> tuple[Expr, ...]:
@@ -309,26 +317,29 @@ class TileEmitter:
         """So many tiles of rows of a segment, from the first on, in one panel."""
         with self.k.loop(count) as t:
             row = (first + t) * rows.size + rows.first
-            self.tile(fixed, tiled, row, rows.size, number, panels)
+            start = row if rows.end is None else minimum(row, rows.end - rows.size)
+            self.tile(fixed, tiled, start, rows.size, number, panels, simplify(row - start))
 
     def tile(
-        self, fixed: dict, tiled: Index, row: Expr, size: int, number: Expr, panels: Segment
-    ) -> None:
-        """MR x NR sums over the whole depth, then the epilogue."""
+        self, fixed: dict, tiled: Index, row: Expr, size: int, number: Expr, panels: Segment,
+        done: Expr = NOTHING,
+    ) -> None:  # fmt: skip
+        """MR x NR sums over the whole depth, then the epilogue, which leaves out the rows that are
+        `done`."""
         panel = self.k.let(simplify(number))
         row = self.k.let(simplify(row))
         self.is_open = panels.open
         pieces = self.pieces(panels.size)
         sums = self.sums(fixed, tiled, row, size, panel, pieces)
-        self.finish_tile(sums, fixed, tiled, row, size, panel, pieces)
+        self.finish_tile(sums, fixed, tiled, row, size, panel, pieces, done)
 
     def finish_tile(
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
-        pieces: list[tuple[int, int]],
+        pieces: list[tuple[int, int]], done: Expr = NOTHING,
     ) -> None:  # fmt: skip
-        """The epilogue of a tile of sums."""
+        """The epilogue of a tile of sums, of the rows that are not `done`."""
         if size > 1 and self._is_looped():
-            self._finish_in_a_loop(sums, fixed, tiled, row, size, panel, pieces)
+            self._finish_in_a_loop(sums, fixed, tiled, row, size, panel, pieces, done)
             return
         for t in range(size):
             self.finish_row(sums, {**fixed, tiled: row + t}, panel, t * self.plan.panel, pieces)
@@ -391,7 +402,7 @@ class TileEmitter:
 
     def _finish_in_a_loop(
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
-        pieces: list[tuple[int, int]],
+        pieces: list[tuple[int, int]], done: Expr,
     ) -> None:  # fmt: skip
         """A long epilogue (an activation with a polynomial) is written once, not once per row: the
         sums leave their registers for a tile on the stack."""
@@ -399,7 +410,8 @@ class TileEmitter:
         if self.blocks_apart is None:
             tile = self.k.alloc(sums.dtype, (size * width,), "stack")
             self.set(tile, size, pieces, lambda cell: sums[cell])
-        with self.k.loop(size) as at:
+        with self.k.loop(as_dim(size - done)) as left:
+            at = done + left
             self.finish_row(tile, {**fixed, tiled: row + at}, panel, at * width, pieces)
 
     def finish_row(
@@ -510,12 +522,18 @@ class TileEmitter:
             self.k.store(flat_buffer(output.buffer), (offset,), value)
 
 
-def row_tiles(rows: Dim, largest: int) -> list[Segment]:
-    """Tiles of rows, of almost equal size. Where the rows are known at run time only, tiles of the
-    largest size, then of each power of two that may be left, up to that of a small tile: larger
-    ones would be little faster, and each size is code of its own."""
+def row_tiles(rows: Dim, largest: int, overlap: bool = False) -> list[Segment]:
+    """Tiles of rows, of almost equal size; of one size, where they may `overlap` and few rows are
+    summed twice then. Where the rows are known at run time only, tiles of the largest size, then of
+    each power of two that may be left, up to that of a small tile: larger ones would be little
+    faster. Each size is code of its own."""
     if isinstance(rows, int):
-        return [Segment(*tiles) for tiles in balanced_tiles(rows, largest)]
+        tiles = balanced_tiles(rows, largest)
+        for size in range(largest, largest * 3 // 4, -1) if overlap and len(tiles) > 1 else ():
+            count = -(-rows // size)
+            if (count * size - rows) * FEW_AGAIN <= rows:
+                return [Segment(0, count, size, end=rows)]
+        return [Segment(*tile) for tile in tiles]
     count, left = divided(rows, largest)
     segments = [Segment(0, count, largest)]
     done: Dim = count * largest

@@ -155,6 +155,40 @@ def test_balanced_tiles(largest):
 # ---------------------------------------------------------------- convolutions
 
 
+@pytest.mark.parametrize("largest", [1, 4, 7, 14])
+def test_tiles_of_one_size(largest):
+    """Tiles that may overlap are of one size, unless too many rows would be summed twice."""
+    for rows in range(1, 700):
+        tiles = register_tiles.row_tiles(rows, largest, overlap=True)
+        covered = [
+            row for tile in tiles for row in range(tile.first, tile.first + tile.count * tile.size)
+        ]
+        assert covered == list(range(len(covered))) and len(covered) >= rows
+        again = len(covered) - rows
+        assert again * register_tiles.FEW_AGAIN <= rows
+        assert again == 0 or [tile.end for tile in tiles] == [rows]
+    assert len(register_tiles.row_tiles(400, 14, overlap=True)) == 1
+
+
+@pytest.mark.parametrize("rows", [6, 15, 17, 29])
+@pytest.mark.parametrize("long", [1, 1000])
+@pytest.mark.parametrize("residual", [True, False])
+def test_tiles_that_overlap(monkeypatch, rows, long, residual):
+    """The last tile sums rows of the one before; where a result may lie over an input, it does not
+    store them."""
+    monkeypatch.setattr(register_tiles, "FEW_AGAIN", 0)
+    monkeypatch.setattr(register_tiles, "LONG_DEPTH", long)
+    r = rng(rows)
+    x, y, w, v = floats(r, rows, 12), floats(r, rows, 9), floats(r, 12, 40), floats(r, 9, 40)
+
+    def body(b, x, y):
+        first = b.MatMul(x, w)
+        return b.MatMul(b.Add(b.MatMul(y, v), first) if residual else b.Abs(first), w.T)
+
+    graph, inputs = build(body, x=x, y=y)
+    check(graph, inputs, (64, 32, 16), interpreted=(64,))
+
+
 def random_convolution(seed: int):
     r = rng(seed)
     spatial = int(r.choice([1, 2, 2, 2, 3]))
