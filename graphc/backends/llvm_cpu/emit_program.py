@@ -9,8 +9,8 @@ these. Those that data decides are written there by the program itself; a caller
 the run.
 
 `inputs`, `outputs` and `constants` are arrays of pointers; the arena and the constants are aligned
-to 64 bytes. A parallel phase worth splitting goes through the thread pool of pool.py; everything
-else is called directly. Neither the number of threads nor an address is part of the module, which
+to 64 bytes. A parallel phase worth splitting goes through the thread pool of pool.py, if there is
+one; everything else is called directly. Neither the number of threads nor an address is part of the module, which
 is deterministic text: equal programs give equal modules. Long programs are cut into functions of
 PART steps, as LLVM takes time beyond proportion for long ones. Each loop, branch and body of theirs
 is a function too; that of a loop's body takes the number of the trip.
@@ -60,13 +60,27 @@ def emit_program(
     main = [text for emitter in emitters for text in emitter.main()]
     return "\n".join(
         [
-            "declare void @graphc_parallel_for(ptr, ptr, ptr, i64, i64)",
+            _PHASE,
             *declarations.lines,
             *texts,
             *main,
             "attributes #0 = { nounwind }\n",
         ]
     )
+
+
+# Runs a phase in ranges, on a pool of threads if there is one.
+_PHASE = """declare void @graphc_parallel_for(ptr, ptr, ptr, i64, i64)
+define internal void @graphc_phase(ptr %pool, ptr %run, ptr %args, i64 %extent, i64 %grain) #0 {
+  %alone = icmp eq ptr %pool, null
+  br i1 %alone, label %whole, label %ranges
+whole:
+  call void %run(ptr %args, i64 0, i64 %extent)
+  ret void
+ranges:
+  call void @graphc_parallel_for(ptr %pool, ptr %run, ptr %args, i64 %extent, i64 %grain)
+  ret void
+}"""
 
 
 class Steps:
@@ -234,7 +248,7 @@ class Steps:
         is_known = isinstance(extent, int) and isinstance(grain, int)
         if extent > grain if is_known else phase.parallel:
             return (
-                f"  call void @graphc_parallel_for(ptr %pool, ptr {phase.name}, ptr %args, "
+                f"  call void @graphc_phase(ptr %pool, ptr {phase.name}, ptr %args, "
                 f"i64 {count}, i64 {numbers.value(grain)})"
             )
         return f"  call void {phase.name}(ptr %args, i64 0, i64 {count})"

@@ -27,7 +27,8 @@ SPIN_MICROSECONDS = 50
 class ThreadPool:
     """Workers for compiled models. `handle` is the pool's address, passed as `ptr pool`.
 
-    `threads` counts the caller, so a pool of one has no workers. Workers spin only if every thread
+    `threads` counts the caller, so a pool of one has no workers: it is a null pool, which needs no
+    native code. Workers spin only if every thread
     can have a core. Do not start a model on a pool that another thread may be closing.
     """
 
@@ -35,19 +36,25 @@ class ThreadPool:
         wanted = default_threads() if threads is None else max(1, min(threads, MAX_THREADS))
         if spin_microseconds is None:
             spin_microseconds = SPIN_MICROSECONDS if wanted <= default_threads() else 0
+        self.handle: int = 0
+        if wanted == 1:
+            self._finish = weakref.finalize(self, _nothing)
+            return
         self._native = _native()
         with _SignalsBlocked():
             handle = self._native.create(wanted, spin_microseconds * 1000)
         if not handle:
             raise InternalError("cannot allocate a thread pool")
-        self.handle: int = handle
+        self.handle = handle
         _live.add(self)
         self._finish = weakref.finalize(self, self._native.destroy, handle)
 
     @property
     def threads(self) -> int:
         """Threads that take part, the caller included (fewer than asked if the system refused)."""
-        return self._native.threads(self.handle) if self._finish.alive else 0
+        if not self._finish.alive:
+            return 0
+        return self._native.threads(self.handle) if self.handle else 1
 
     def close(self) -> None:
         """Stops and joins the workers. `handle` becomes 0: a null pool, which runs serially."""
@@ -61,6 +68,10 @@ class ThreadPool:
         self.close()
 
 
+def _nothing() -> None:
+    """What there is to do when a pool without workers ends."""
+
+
 def shared_pool(threads: int) -> ThreadPool:
     """The process's pool of that many threads, shared by its users and closed after the last."""
     with _shared_lock:
@@ -70,8 +81,12 @@ def shared_pool(threads: int) -> ThreadPool:
         return pool
 
 
-def pool_symbols() -> dict[str, int]:
-    """Addresses of the pool's functions: the `imports` of compiled models. Never unloaded."""
+def pool_symbols(threads: int = MAX_THREADS) -> dict[str, int]:
+    """Addresses of the pool's functions: the `imports` of compiled models that so many threads run.
+    Never unloaded. Models that one thread runs call none of them: they would end the process."""
+    if threads == 1:
+        abort = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value or 0
+        return dict.fromkeys(SYMBOLS, abort)
     library = _native().library
     return {name: library.address(name) for name in SYMBOLS}
 

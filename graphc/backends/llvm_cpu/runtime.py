@@ -50,7 +50,7 @@ class NativeModel:
         self.nbytes = len(image.code) + own  # held by nothing that was there before
         image = replace(image, constants=constants)
         self.image, self.threads = image, threads
-        self._library = load_object(image.code, [INVOKE, *self.exports], pool_symbols())
+        self._library = load_object(image.code, [INVOKE, *self.exports], pool_symbols(threads))
         self._invoke = self._library.function(INVOKE, None, ctypes.c_void_p)
         self._pool = shared_pool(threads)
         self._constants = (ctypes.c_void_p * max(len(image.constants), 1))(

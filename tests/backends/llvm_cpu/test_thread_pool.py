@@ -207,6 +207,25 @@ def test_shared_pool():
     assert shared_pool(2).handle
 
 
+def test_one_thread_needs_no_native_code():
+    """A model that one thread runs is answered by its own code alone."""
+    program = """
+import numpy as np, graphc
+from graphc import dsl
+from graphc.backends.llvm_cpu import pool
+@dsl.graph
+def ends(x: dsl.f32[64, 4096]):
+    return dsl.Exp(x) + 1.0
+def native(threads):
+    x = np.ones((64, 4096), np.float32)
+    assert np.allclose(graphc.compile(ends, threads=threads).run({"x": x})[0], np.e + 1)
+    return pool._make_native.cache_info().currsize
+print(native(1), native(2))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"0 1\n"), done.stderr
+
+
 def test_dropped_pools_stop_their_threads():
     def count() -> int:
         return len(os.listdir("/proc/self/task"))

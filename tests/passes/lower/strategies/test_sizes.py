@@ -40,7 +40,7 @@ class Native:
 
     def __init__(self, program: Program, threads: int = 1):
         self.program, self.image = program, compile_program(program)
-        library = load_object(self.image.code, [INVOKE], pool_symbols())
+        library = load_object(self.image.code, [INVOKE], pool_symbols(threads))
         self.library, self.pool = library, shared_pool(threads)
         self.invoke = library.function(INVOKE, None, ctypes.c_void_p)
         self.arena = empty_aligned(program.arena_bytes)
