@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from graphc import targets
@@ -32,6 +32,7 @@ from graphc.passes.scans import walk_rows
 from graphc.passes.specialise import pin, specialise
 from graphc.plugins import load_installed
 from graphc.progress import counted
+from graphc.records import dataclass
 from graphc.runtime.compiled import CompiledModel
 from graphc.runtime.exchange import as_numpy
 from graphc.runtime.plans import CompileStatic

@@ -14,7 +14,7 @@ do. A product multiplies by the product of the others, also if there are zeros.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphc.autodiff.derivatives import partial
 from graphc.errors import UnsupportedError
@@ -35,6 +35,7 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ over the indices that it depends on, so that it is computed once for each of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from graphc.ir.ops.generic import generic_op
 from graphc.ir.ops.helpers import choose
 from graphc.ir.simplify import bounds, simplify
 from graphc.ir.types import TensorType
+from graphc.records import dataclass
 
 
 @dataclass

@@ -15,10 +15,11 @@ overlaps the next stride is kept in the sum: of `o * stride + tap`, the tap.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, walk
 from graphc.ir.simplify import Poly, bounds, from_poly, simplify, to_poly
+from graphc.records import dataclass
 
 
 @dataclass

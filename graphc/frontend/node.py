@@ -6,7 +6,7 @@ Upgrading rewrites a node in place, and may put ops before it (`emit`) and behin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from graphc.ir import opdef
 from graphc.ir.dtypes import DType, f32
 from graphc.ir.graph import Op, Value, constant_op
 from graphc.ir.types import TensorType
+from graphc.records import dataclass
 
 
 @dataclass

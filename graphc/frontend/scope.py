@@ -8,11 +8,11 @@ shared), so that a body's shapes can be worked out on its own.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from graphc.errors import ModelError
 from graphc.ir.graph import Region, Value, constant_op
+from graphc.records import dataclass
 
 MAX_NESTING = 64  # of sub-graphs and function calls together
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from graphc.ir.expr import Call, Expr, Load, Reduce
 from graphc.ir.opdef import Any_, Maps, OpDef, Operand, OutIndex, Param
 from graphc.ir.types import Shape, TensorType, Type, broadcast, holds_maps
 from graphc.ir.wide_bodies import once_rounded
+from graphc.records import dataclass
 
 
 @dataclass

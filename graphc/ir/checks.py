@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64, u64
+from graphc.records import dataclass
 
 if TYPE_CHECKING:
     from graphc.ir.expr import Expr

@@ -8,9 +8,10 @@ Strings, booleans and integers of more than 8 bits must be equal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from graphc.records import dataclass
 
 TINY = 1e-30  # the least range, for outputs that are all zero
 

@@ -7,8 +7,6 @@ known extents, which the interpreter evaluates, and of which pass `checks` makes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.errors import GraphcError, InternalError
 from graphc.ir.checks import Check, Condition, closed, sentence
 from graphc.ir.dtypes import i64
@@ -32,6 +30,7 @@ from graphc.ir.imperative.lowering import imperative_conditions
 from graphc.ir.infer import conditions_of
 from graphc.ir.simplify import bounds
 from graphc.ir.types import Dim, TensorType
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

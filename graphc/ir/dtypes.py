@@ -9,10 +9,11 @@ Operators do not round in between (wide_bodies.py, wide_graphs.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy
+
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from operator import is_
 from typing import Any
 
@@ -43,6 +43,7 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.types import elements_of
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ the few vectors that hold all of them are loaded, and their lanes shuffled into 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Index, free_indices, substitute
 from graphc.ir.simplify import from_poly, simplify, to_poly
+from graphc.records import dataclass
 
 LANES_PER_VECTOR = 2  # that is loaded, at the least; else elements are read one by one
 

@@ -8,7 +8,9 @@ strategies. No pass compares the names of targets or of machines.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+
+from graphc.records import dataclass
 
 CACHE = 1 << 20  # bytes a step may touch and still find in the cache
 OVERHEAD = 0.5e-6  # seconds to start a step

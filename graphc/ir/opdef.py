@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from graphc.errors import ModelError, UnsupportedError
@@ -33,6 +33,7 @@ from graphc.ir.addresses import flatten_index, unflatten_index
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Const, Expr, ExprLike, Index, Load
 from graphc.ir.types import Dim, Shape, TensorType
+from graphc.records import dataclass
 
 # ---------------------------------------------------------------- element type classes
 

@@ -10,7 +10,7 @@ in the memory order their kernels expect (weights packed once).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from graphc.ir.expr import Const, Expr, Sym
 from graphc.ir.imperative.lowering import corner
 from graphc.ir.kernel import Kernel, with_sizes
 from graphc.ir.types import TensorType, at, largest
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

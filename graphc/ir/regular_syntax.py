@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from graphc.errors import ModelError, UnsupportedError
+from graphc.records import dataclass
 
 MAX_LENGTH = 20_000  # of a pattern
 MAX_REPEAT = 1000  # of RE2

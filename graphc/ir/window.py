@@ -8,13 +8,14 @@ geometry does not decide, so an unpadded window has none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphc.errors import ModelError
 from graphc.ir.expr import TRUE, Const, Expr, ExprLike, Index, as_expr, maximum, minimum
 from graphc.ir.opdef import Operand
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, Shape
+from graphc.records import dataclass
 
 WINDOW = {"auto_pad": "NOTSET", "dilations": None, "pads": None, "strides": None}
 """The attributes that place a window, which convolutions and poolings have in common."""

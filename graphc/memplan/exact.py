@@ -29,10 +29,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from graphc.memplan.greedy import Packed, pack_greedily
 from graphc.memplan.packing import Packing, live_bound, round_up
+from graphc.records import dataclass
 
 DEFAULT_BUDGET = 6_000_000
 """Work units per pool, about a second or two of Python."""

@@ -16,10 +16,10 @@ from __future__ import annotations
 import random
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 
 from graphc.memplan.packing import Packing, live_bound, round_up
+from graphc.records import dataclass
 
 ORDER_WORK = 5_000_000
 """Pairs of buffers live together that all orders of one pool may compare; one order is tried."""

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphc.memplan.in_place import choose_matching
 from graphc.memplan.packing import round_up, shared_at_best
@@ -29,6 +29,7 @@ from graphc.memplan.problem import (
     Step,
     check_size,
 )
+from graphc.records import dataclass
 
 Place = tuple[str, int]
 """(root or buffer name, byte offset inside it)."""

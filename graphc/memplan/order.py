@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphc.memplan.problem import Request, Step
 from graphc.memplan.steps import StepGraph, bits, step_graph
+from graphc.records import dataclass
 
 DEFAULT_BUDGET = 200_000
 """Evaluations of one step in one state, over the whole search; about a second of Python."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from graphc.memplan.in_place import Edge, matched_weight
 from graphc.memplan.problem import Buffer, Problem
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

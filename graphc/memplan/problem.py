@@ -17,7 +17,9 @@ Units and conventions, everywhere in this package:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from graphc.records import dataclass
 
 DEFAULT_POOL = "arena"
 

@@ -11,11 +11,11 @@ Bytes are rounded up as the planners round them and summed over all pools.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphc.memplan.in_place import matched_weight
 from graphc.memplan.liveness import Storage, in_place_pairs, lags, storage_of
 from graphc.memplan.problem import Request, Step
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ The sweep visits buffers by birth and keeps the live ones: time O(n * live at on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from graphc.memplan.problem import Overlap, Plan, Problem, Request, Step
+from graphc.records import dataclass
 
 
 class PlanError(ValueError):

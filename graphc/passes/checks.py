@@ -11,7 +11,7 @@ here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphc.ir.conditions import Asked, asked_by
 from graphc.ir.expr import Expr, Load, loads, transform
@@ -26,6 +26,7 @@ from graphc.passes.infer_types import TypeInference
 from graphc.passes.inner_checks import checks_inside
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.records import dataclass
 
 FLOW = ("If", "Loop", "Scan")  # what programs have loops and branches for
 

@@ -6,7 +6,6 @@ shape and bits are. Each region is treated on its own; ops with regions are kept
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from graphc.ir.graph import Graph, Op, Region, same_array
 from graphc.ir.ops.in_range import is_check
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.records import dataclass
 
 
 def attribute_key(value: Any) -> Any:

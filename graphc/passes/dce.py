@@ -7,13 +7,12 @@ its form allows that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.ir.graph import Graph, Op, Region
 from graphc.ir.ops.control import split_captures
 from graphc.ir.ops.in_range import EFFECT
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.records import dataclass
 
 
 def is_dead(op: Op) -> bool:

@@ -5,12 +5,12 @@ location of the op it came from. So are imperative ops that accumulate narrow fl
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from graphc.ir.graph import Graph, Region
 from graphc.ir.wide_graphs import expand_in_place, is_made_of_others
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.records import dataclass
 
 
 def decompose_region(

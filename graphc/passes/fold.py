@@ -10,7 +10,6 @@ a type depends on them, or when something smaller follows from them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from graphc.ir.ops.in_range import EFFECT
 from graphc.ir.types import TensorType, largest
 from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.facts import is_conversion
+from graphc.records import dataclass
 
 EINSUM = 16  # products and sums of einsum in the time of another scalar operation
 WIDENED = 16  # elements of narrow floats that are kept in a wider type; readers convert more

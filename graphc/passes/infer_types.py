@@ -13,7 +13,6 @@ from it; the rest is typed all the same. `needs` lists, in order, what would hav
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import zip_longest
 
 import numpy as np
@@ -31,6 +30,7 @@ from graphc.passes import branches, control_flow, sequences
 from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import Contents, FoldPolicy, is_static, operands_read
 from graphc.passes.manager.context import Context
+from graphc.records import dataclass
 
 UNROLL_ANYWAY = 256  # ops that an unrolled loop may have although its types do not ask for it
 

@@ -10,8 +10,6 @@ integers, which read and write as few bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.ir.graph import Graph
 from graphc.ir.wide_graphs import expand_in_place
 from graphc.passes.fold import FoldPolicy
@@ -19,6 +17,7 @@ from graphc.passes.manager.base import register_pass
 from graphc.passes.manager.context import Context
 from graphc.passes.rewriter import RULES, Rewrite, apply_rules
 from graphc.passes.rules.quantised.kernels import WHOLE_OPERATORS
+from graphc.records import dataclass
 
 KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))
 QUANTISED = frozenset({"QLinearConv", "QLinearMatMul"})  # which have a definition of their own

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.expr import Expr, Index, Load, free_indices, loads, reduces
@@ -35,6 +34,7 @@ from graphc.passes.analysis.views import view_of
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 from graphc.passes.reasons import named
+from graphc.records import dataclass
 
 IMAGE = 4  # the least rank of images
 CHANNEL = 1  # the dim of their channels

@@ -10,7 +10,6 @@ just that.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from graphc.ir.graph import Graph
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.general import Bounds, Further, NotOpen, general
 from graphc.passes.specialise import pin
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

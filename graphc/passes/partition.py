@@ -14,11 +14,12 @@ as its host ops allow, whatever the order of its ops.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from graphc.ir.expr import Expr, Sym, symbols
 from graphc.ir.graph import Graph, Op, Region, Value, copy_ops
 from graphc.ir.types import TensorType, Type
+from graphc.records import dataclass
 
 
 @dataclass

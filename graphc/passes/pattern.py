@@ -8,11 +8,12 @@ pattern to an op, numbered in the order of execution (operands before users).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from graphc.ir.graph import Op, Value
 from graphc.ir.opdef import OpDef
+from graphc.records import dataclass
 
 BODIES = ("elementwise", "indexed")  # forms that scalar bodies give
 

@@ -25,7 +25,7 @@ in float32. A value is rounded at the place where rounding costs least:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from graphc.errors import ModelError
@@ -42,6 +42,7 @@ from graphc.passes.analysis import facts, structure
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 from graphc.passes.reasons import Reason
+from graphc.records import dataclass
 
 RULE = "precision"
 

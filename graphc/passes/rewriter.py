@@ -18,7 +18,6 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -38,6 +37,7 @@ from graphc.passes.manager.context import Context
 from graphc.passes.manager.journal import UNREAD, subject
 from graphc.passes.pattern import Match, OpPattern, attribute
 from graphc.passes.reasons import Reason
+from graphc.records import dataclass
 
 FEW = 8  # uses of a value up to which rules may look at them: all its users are near a change
 MANY = 64  # rewrites per op of the graph after which the rules are taken not to terminate

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from graphc.records import dataclass
 
 Run = Callable[[Sequence[Any]], list[Any]]
 FROM_CACHE = "from the cache of models"

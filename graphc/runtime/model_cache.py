@@ -28,7 +28,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock
@@ -47,6 +46,7 @@ from graphc.backends.llvm_cpu.target import default_threads, host_target
 from graphc.errors import ModelError
 from graphc.files import identity, installed, is_settled, open_regular
 from graphc.ir.types import TensorType
+from graphc.records import dataclass
 from graphc.runtime.compiled import CompiledModel
 from graphc.runtime.exchange import as_numpy
 from graphc.runtime.listing import FROM_CACHE, ExecutableInfo

@@ -7,7 +7,7 @@ are the bodies of control flow. `inner` makes an executable of such a graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ from graphc.passes.partition import (
     region_graph,
 )
 from graphc.passes.reasons import Reason
+from graphc.records import dataclass
 
 HOST, LATER = "host", "later"  # decisions about ops that the host runs, or that wait for these
 WAITS = "it is compiled once the host has run what its type depends on"

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from graphc.records import dataclass
 
 if TYPE_CHECKING:
     from graphc.ir.program import AnyStep, Program

@@ -18,9 +18,9 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Lock, Thread, current_thread
 
+from graphc.records import dataclass
 from graphc.runtime.listing import ExecutableInfo
 
 GAIN = 0.3  # of a run's time that an exact program is taken to save, until one has been measured

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -21,6 +20,7 @@ from graphc.ir.types import (
     Type,
     described,
 )
+from graphc.records import dataclass
 from graphc.runtime.exchange import as_numpy, is_array
 
 

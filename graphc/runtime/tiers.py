@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ from graphc.passes.narrowing import Opened, open_within
 from graphc.passes.native import is_hosted
 from graphc.passes.partition import opened, part_graph
 from graphc.passes.specialise import type_symbolically
+from graphc.records import dataclass
 from graphc.runtime.execution import ASKED, Made, SpecialisedGraph, contents_key
 from graphc.runtime.listing import ExecutableInfo
 from graphc.runtime.plans import Executable, Target, plan_of_open_sizes

@@ -12,13 +12,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.machine import PRECISIONS, Machine
+from graphc.records import dataclass
 
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphc.errors import ModelError, UnsupportedError
+from graphc.records import dataclass
 from graphc.targets.base import PREPARING, Build, Job, Rounding, option, register_target
 from graphc.targets.training import Trains
 

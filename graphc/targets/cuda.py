@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphc.errors import ModelError, UnsupportedError
+from graphc.records import dataclass
 from graphc.targets.base import Job, Rounding, Target, option, register_target
 
 if TYPE_CHECKING:

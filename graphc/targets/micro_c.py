@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphc.errors import ModelError
+from graphc.records import dataclass
 from graphc.targets.base import PREPARING, Job, Target, nonnegative, option, register_target
 from graphc.targets.training import Trains
 

@@ -3,9 +3,9 @@ everywhere."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from graphc.records import dataclass
 from graphc.targets.base import Target, register_target
 
 if TYPE_CHECKING:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from graphc.records import dataclass
 from graphc.targets.base import Target, option
 
 LOSSES = ("cross_entropy", "nll", "bce", "mse", "l1", "huber", "kl")

@@ -20,11 +20,11 @@ import mmap
 import struct
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from graphc.errors import InternalError
+from graphc.records import dataclass
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = np.dtype([

@@ -9,7 +9,7 @@ conditions of the selects around it (scalar: the offset is clamped to 0).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from graphc.backends.llvm_cpu import spell
 from graphc.backends.llvm_cpu.emit_scalar import ScalarEmitter
@@ -23,6 +23,7 @@ from graphc.ir.extents import is_below
 from graphc.ir.known_lanes import KnownLanes, known_lanes
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim
+from graphc.records import dataclass
 
 
 @dataclass

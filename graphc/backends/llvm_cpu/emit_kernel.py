@@ -9,7 +9,7 @@ unless one of several outputs may lie over them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 
 from graphc.backends.llvm_cpu import spell
@@ -44,6 +44,7 @@ from graphc.ir.kernel import (
 )
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim
+from graphc.records import dataclass
 
 OPEN_EXTENT = 16  # iterations that a loop without a known end is taken to make
 

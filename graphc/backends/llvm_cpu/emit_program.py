@@ -10,10 +10,10 @@ the run.
 
 `inputs`, `outputs` and `constants` are arrays of pointers; the arena and the constants are aligned
 to 64 bytes. A parallel phase worth splitting goes through the thread pool of pool.py, if there is
-one; everything else is called directly. Neither the number of threads nor an address is part of the module, which
-is deterministic text: equal programs give equal modules. Long programs are cut into functions of
-PART steps, as LLVM takes time beyond proportion for long ones. Each loop, branch and body of theirs
-is a function too; that of a loop's body takes the number of the trip.
+one; everything else is called directly. Neither the number of threads nor an address is part of the
+module, which is deterministic text: equal programs give equal modules. Long programs are cut into
+functions of PART steps, as LLVM takes time beyond proportion for long ones. Each loop, branch and
+body of theirs is a function too; that of a loop's body takes the number of the trip.
 """
 
 from __future__ import annotations

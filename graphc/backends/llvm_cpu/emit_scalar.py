@@ -7,7 +7,7 @@ wrap, division by zero gives 0, conversions saturate.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from graphc.backends.llvm_cpu import spell
 from graphc.backends.llvm_cpu.spell import Typed
@@ -15,6 +15,7 @@ from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, i64
 from graphc.ir.expr import Call, Const, Expr
 from graphc.ir.simplify import bounds
+from graphc.records import dataclass
 
 ZEROS = ("0", "0x0000000000000000", "false")  # literals of which all bits are zero
 

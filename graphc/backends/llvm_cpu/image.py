@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphc.ir.checks import Check
 from graphc.ir.types import TensorType
+from graphc.records import dataclass
 
 if TYPE_CHECKING:
     from graphc.ir.expr import Sym

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from graphc.backends.llvm_cpu.any_lane import any_lane
 from graphc.backends.llvm_cpu.lane_choosing import chooses, chosen_leaders
@@ -26,6 +25,7 @@ from graphc.ir.imperative.sampling import Sampled
 from graphc.ir.instructions import MASK_BITS, lowest, mask
 from graphc.ir.kernel import Buffer
 from graphc.ir.types import Dim
+from graphc.records import dataclass
 
 READ = 16  # elements of each channel that a place reads, about
 

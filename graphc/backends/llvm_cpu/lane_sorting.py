@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import DType, i32, i64
 from graphc.ir.expr import Const, Expr, Index, cast, select
 from graphc.ir.imperative.collectives import Collectives, Leaders, Place
 from graphc.ir.kernel import Buffer
+from graphc.records import dataclass
 
 BLOCK = 16  # items of a block, at the most
 ON_STACK = 1 << 14  # bytes of an array there

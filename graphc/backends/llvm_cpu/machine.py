@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.backends.llvm_cpu.target import host_target
 from graphc.ir.instructions import DOT4, DOT4_CODES, TRANSPOSE
 from graphc.ir.machine import Machine, Peaks
+from graphc.records import dataclass
 
 HALVES = "converts_halves"  # vectors of f16 become float32 in an instruction or two, as bf16 do
 

@@ -38,7 +38,7 @@ class ThreadPool:
             spin_microseconds = SPIN_MICROSECONDS if wanted <= default_threads() else 0
         self.handle: int = 0
         if wanted == 1:
-            self._finish = weakref.finalize(self, _nothing)
+            self._finish = weakref.finalize(self, _nothing, 0)
             return
         self._native = _native()
         with _SignalsBlocked():
@@ -68,7 +68,7 @@ class ThreadPool:
         self.close()
 
 
-def _nothing() -> None:
+def _nothing(handle: int) -> None:
     """What there is to do when a pool without workers ends."""
 
 

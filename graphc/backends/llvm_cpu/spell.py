@@ -8,12 +8,12 @@ or their value.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from graphc.ir.dtypes import DType, boolean
+from graphc.records import dataclass
 
 _FLOATS = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat"}
 

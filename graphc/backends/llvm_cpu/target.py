@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from graphc.backends.cache import cache_key, default_cache
 from graphc.errors import ModelError
 from graphc.files import installed
+from graphc.records import dataclass
 
 if TYPE_CHECKING:
     import llvmlite.binding as llvm

@@ -9,7 +9,6 @@ this is what it means. Targets of many threads build the same results in ways of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from graphc.ir.dtypes import DType, i64
@@ -20,6 +19,7 @@ from graphc.ir.imperative.picking import Picked, Picking, Place
 from graphc.ir.imperative.sampling import Sampled, sample_each
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.types import largest
+from graphc.records import dataclass
 
 SMALL_MATRIX = 1 << 12  # bytes that a thread has on its stack
 

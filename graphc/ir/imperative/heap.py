@@ -8,11 +8,11 @@ stable sort although heapsort is not stable; no scratch memory is needed beyond 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Const, Expr, as_expr, select
 from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

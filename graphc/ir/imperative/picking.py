@@ -8,13 +8,13 @@ before, whose traits are told again each time: memory holds a number per item, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import Const, Expr, isnan
 from graphc.ir.imperative.heap import Heap, swap_in
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.types import largest
+from graphc.records import dataclass
 
 Place = tuple[Expr, ...]
 

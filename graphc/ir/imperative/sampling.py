@@ -5,11 +5,11 @@ share.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Const, Expr, cast
 from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.records import dataclass
 
 Place = tuple[Expr, ...]
 

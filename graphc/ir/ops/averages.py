@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphc.ir import dtypes
 from graphc.ir.dtypes import i32, i64
@@ -29,6 +28,7 @@ from graphc.ir.opdef import Int, Operand, imperative
 from graphc.ir.ops.fixed_point import DOMAIN
 from graphc.ir.types import TensorType
 from graphc.ir.window import POOL, WindowAxis, guard, make_window, pooled_shape, positions
+from graphc.records import dataclass
 
 DIGITS = 24  # significant bits of float32
 FIRST, SECOND = 11, 18  # bits kept below the unit by the first quotient, and more by the second

@@ -6,7 +6,6 @@ import math
 import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce as fold
 from itertools import combinations
 
@@ -20,6 +19,7 @@ from graphc.ir.graph import Value
 from graphc.ir.opdef import Int, Number, Operand, OutIndex, axes, composite, op
 from graphc.ir.ops.convolution import centred, requantize
 from graphc.ir.types import Dim, Shape, broadcast
+from graphc.records import dataclass
 
 # ---------------------------------------------------------------- MatMul
 

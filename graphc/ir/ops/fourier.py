@@ -18,7 +18,6 @@ A length with a large prime factor is a convolution with a chirp of a length tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -27,6 +26,7 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.ops.helpers import check_table, sliced
 from graphc.ir.types import Dim
+from graphc.records import dataclass
 
 SHORT = 128  # transforms up to this length are one product
 LARGEST_PRIME = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from graphc.ir.ops.convolution import conv_window, group_channel
 from graphc.ir.ops.interpolation import cubic_weights, linear_weights
 from graphc.ir.types import Shape
 from graphc.ir.window import make_window, positions
+from graphc.records import dataclass
 
 # ---------------------------------------------------------------- grids
 

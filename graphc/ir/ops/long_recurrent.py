@@ -9,7 +9,6 @@ the remaining steps come first. Each direction has a Scan of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.ops.helpers import filled, joined, shaped, sliced
 from graphc.ir.ops.recurrent_layers import with_steps
+from graphc.records import dataclass
 
 MOST_STEPS = 1 << 13  # that are written out
 PIECE = 1 << 7  # steps of a piece

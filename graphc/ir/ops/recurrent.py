@@ -11,7 +11,7 @@ is zero, whatever it starts from, as ONNX Runtime has it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from graphc.ir.ops.recurrent_layers import (
     with_parameters,
     with_steps,
 )
+from graphc.records import dataclass
 
 
 def ways_of(direction: str) -> tuple[bool, ...]:

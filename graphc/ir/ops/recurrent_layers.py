@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from graphc.errors import UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
+from graphc.records import dataclass
 
 Activation = Callable[[Builder, Value], Value]
 # Activations by lower-case name: defaults of alpha and beta (None: takes none), and a builder.

@@ -7,7 +7,6 @@ nothing gives the identity of the operation (0, 1, the largest or smallest value
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from graphc.ir.opdef import Bool, Int, Known, Number, Operand, OutIndex, TypeCla
 from graphc.ir.opdef import axes as fresh_axes
 from graphc.ir.ops.helpers import normal_axes, normal_axis, replaced, wide
 from graphc.ir.types import Dim, Shape
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

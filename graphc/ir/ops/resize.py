@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -42,6 +41,7 @@ from graphc.ir.ops.helpers import dims_of, shorter
 from graphc.ir.ops.interpolation import cubic_weight, cubic_weights, linear_weight, linear_weights
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, Shape
+from graphc.records import dataclass
 
 MOST_COMPARED = 1 << 20  # lengths that are scaled to tell how they are rounded
 

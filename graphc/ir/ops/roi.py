@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphc.errors import ModelError
 from graphc.ir.checks import must_lie
@@ -25,6 +25,7 @@ from graphc.ir.imperative.sampling import Bin, Place, Sampled, Tap
 from graphc.ir.opdef import Float, Int, Operand, axes, imperative
 from graphc.ir.ops.helpers import clamped
 from graphc.ir.types import Dim, TensorType
+from graphc.records import dataclass
 
 Let = Callable[[Expr], Expr]  # gives a value a name
 

@@ -6,7 +6,6 @@ Equal items come in the order of their original indices, as in a stable sort.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -22,6 +21,7 @@ from graphc.ir.kernel import Buffer, elements_of
 from graphc.ir.opdef import Any_, Int, Known, Number, Operand, imperative
 from graphc.ir.ops.helpers import normal_axis
 from graphc.ir.types import Dim, Shape, TensorType, largest
+from graphc.records import dataclass
 
 
 def better(a: Expr, b: Expr, largest: int) -> Expr:

@@ -9,7 +9,6 @@ that tests membership of a set becomes a chain of equality tests with one common
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from graphc.ir.ops.scores import (
 )
 from graphc.ir.ops.traditional_ml import DOMAIN
 from graphc.ir.types import TensorType
+from graphc.records import dataclass
 
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(7)
 _COMPARISONS = ("le", "lt", "ge", "gt", "eq", "ne")

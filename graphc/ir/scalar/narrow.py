@@ -17,13 +17,13 @@ odd", so that rounding a second time does the same as rounding once.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean, f32, f64, i8, u8, u16, u32, u64
 from graphc.ir.expr import Call, Const, Expr, Load, Ref, bitcast, call, cast, select, walk
+from graphc.records import dataclass
 
 FLOAT8 = frozenset(d for d in dtypes.BY_NAME.values() if d.is_float and d.bits <= 8)
 SUB_BYTE = frozenset(d for d in dtypes.BY_NAME.values() if d.is_integer and d.bits < 8)

@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import DType, boolean, f32, i32, i64
+from graphc.records import dataclass
 
 ONLY = {"float32": f32, "int32": i32, "int64": i64}  # the one type that operands have, by rule
 

@@ -8,7 +8,7 @@ A literal without a dtype takes the type of the other operands, else i64 (`2`) o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from graphc.ir import dtypes
@@ -29,6 +29,7 @@ from graphc.ir.expr import (
 from graphc.ir.scalar.ops import TABLE, ScalarOp
 from graphc.ir.text.expr_printer import PRECEDENCE
 from graphc.ir.text.lexer import Cursor, Token, unquote
+from graphc.records import dataclass
 
 Untyped = int | float  # a literal whose dtype is not decided yet
 _ADDITIVE = PRECEDENCE["bor"]  # the loosest level that needs no boolean

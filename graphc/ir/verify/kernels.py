@@ -9,7 +9,7 @@ between its bounds is checked at both ends, others only where they are outside a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NoReturn
 
 from graphc.errors import InternalError
@@ -42,6 +42,7 @@ from graphc.ir.kernel import (
 )
 from graphc.ir.simplify import bounds, simplify, to_poly
 from graphc.ir.text.printer import stmt_text
+from graphc.records import dataclass
 
 KINDS = ("serial", "parallel", "unroll", "vector", "block", "thread")
 SCOPES = ("reg", "stack", "shared", "scratch")

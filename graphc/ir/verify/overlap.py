@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from graphc.ir.kernel import (
     walk_stmts,
 )
 from graphc.ir.simplify import bounds, simplify
+from graphc.records import dataclass
 
 MOST = 1 << 24  # values of the loops around one access; more are not played through
 IN_ORDER = ("serial", "unroll", "vector")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import (
@@ -39,6 +39,7 @@ from graphc.passes.analysis.computation import Computation, memoised
 from graphc.passes.analysis.core import Core, Role, core_of, reductions_in
 from graphc.passes.analysis.guards import conjuncts
 from graphc.passes.analysis.spaces import merge_adjacent
+from graphc.records import dataclass
 
 PRODUCT, LARGEST, TOTAL, SUM, RESULT = (
     Ref(name, f32) for name in ("product", "largest", "total", "sum", "result")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from graphc.ir.expr import Expr, Index, cost, free_indices, loads, reduces, subs
 from graphc.ir.kernel import Buffer
 from graphc.ir.operations import operations
 from graphc.ir.types import Shape, TensorType, largest
+from graphc.records import dataclass
 
 Result = TypeVar("Result")
 

@@ -9,7 +9,7 @@ of narrow floats are taken in float32, by definition (see expr.Reduce).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import takewhile
 
 from graphc.ir.dtypes import DType, f32, f64
@@ -27,6 +27,7 @@ from graphc.ir.kernel import Buffer
 from graphc.passes.analysis.computation import Computation, memoised
 from graphc.passes.analysis.core import Core, Role, core_of, reductions_in
 from graphc.passes.analysis.spaces import shapes_of, split_divided
+from graphc.records import dataclass
 
 
 @dataclass

@@ -9,7 +9,6 @@ the prologues; of another reduction, `a` is what is reduced and `b` is None.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from graphc.ir.addresses import flatten_loads, is_affine_in
@@ -29,6 +28,7 @@ from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, memoised
 from graphc.passes.analysis.guards import guard_atoms
 from graphc.passes.analysis.spaces import drop_units, shapes_of, split_divided
+from graphc.records import dataclass
 
 
 class Role(Enum):

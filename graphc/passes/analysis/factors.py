@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphc.ir.dtypes import i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, select
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation
+from graphc.records import dataclass
 
 BYTES = (i8, u8)
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import wraps
 from typing import TypeVar
 
@@ -49,6 +48,7 @@ from graphc.passes.analysis.structure import (
     pointwise,
     same_position,
 )
+from graphc.records import dataclass
 
 Known = TypeVar("Known")
 

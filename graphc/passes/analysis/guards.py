@@ -7,8 +7,6 @@ the loop then runs over the taps that lie inside.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import (
     Call,
@@ -22,6 +20,7 @@ from graphc.ir.expr import (
     minimum,
 )
 from graphc.ir.simplify import from_poly, simplify, to_poly
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

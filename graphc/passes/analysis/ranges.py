@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import expand, op_body
 from graphc.passes.analysis.structure import has_body
+from graphc.records import dataclass
 
 FINITE = "finite"  # a trait: no result is infinite while no operand but the first is
 DEPTH = 8  # producers that are followed

@@ -8,7 +8,6 @@ merged op would compute every score several times over, so this pass is for targ
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from graphc.ir.graph import Graph, Op
 from graphc.passes.analysis import structure
@@ -19,6 +18,7 @@ from graphc.passes.fusion.merge import merged_group, replace_group
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 from graphc.passes.reasons import Reason
+from graphc.records import dataclass
 
 LONGEST = 5  # ops of a group, which two contractions enclose
 RULE = "fuse-attention"

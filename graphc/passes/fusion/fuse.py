@@ -5,8 +5,6 @@ First, movements are brought to their readers (movements.py). Then grouping.py c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.ir.graph import Graph
 from graphc.passes.dce import remove_dead
 from graphc.passes.fusion.grouping import Grouping
@@ -14,6 +12,7 @@ from graphc.passes.fusion.merge import merged_group, replace_group, sort_ops
 from graphc.passes.fusion.movements import clone_movement, raise_scalars
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.records import dataclass
 
 LONGEST_NAME = 60  # of a fused op, made of its ops' names
 

@@ -11,7 +11,6 @@ for targets that have a strategy for rows of many sums.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_loads
 from graphc.ir.dtypes import bf16, f16, f32, f64
@@ -27,6 +26,7 @@ from graphc.passes.fusion.merge import merged_group, replace_group
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 from graphc.passes.reasons import Reason
+from graphc.records import dataclass
 
 RULE = "fuse-gates"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from graphc.ir.expr import cost, loads
 from graphc.ir.graph import Op, Region, Value
@@ -18,6 +17,7 @@ from graphc.passes.analysis import structure
 from graphc.passes.fusion.merge import results_of
 from graphc.passes.fusion.movements import is_for_readers, is_only_read_by, is_scalar
 from graphc.passes.reasons import Reason
+from graphc.records import dataclass
 
 LONGEST = 64  # ops in a row in one group: their bodies become one expression, that deep
 LARGEST = 256  # ops in one group

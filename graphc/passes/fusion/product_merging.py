@@ -12,8 +12,6 @@ cost more than that saves, so the pass is for targets that ask for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from graphc.ir.build import Builder
@@ -26,6 +24,7 @@ from graphc.passes.pattern import P, attribute, opt, var
 from graphc.passes.reasons import Reason
 from graphc.passes.rules.facts import array_of, channel_vector
 from graphc.passes.rules.weights import is_shared
+from graphc.records import dataclass
 
 RULE = "merge-products"
 

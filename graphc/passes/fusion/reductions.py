@@ -10,8 +10,6 @@ are left alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.ir.expr import Expr, Index, free_indices, loads, substitute
 from graphc.ir.graph import Graph, Op, Value
 from graphc.passes.analysis import structure
@@ -22,6 +20,7 @@ from graphc.passes.fusion.merge import merge_all
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 from graphc.passes.reasons import Reason
+from graphc.records import dataclass
 
 RULE = "fuse-reductions"
 MOST = 4  # ops that become one

@@ -11,8 +11,6 @@ their own, for targets that put such loops into one kernel. Long loops gain noth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.ir.graph import Graph, Op
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.compose import computation
@@ -22,6 +20,7 @@ from graphc.passes.fusion.merge import merge_all
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 from graphc.passes.reasons import Reason
+from graphc.records import dataclass
 
 RULE = "fuse-siblings"
 MOST = 4  # ops that become one

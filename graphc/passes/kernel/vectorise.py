@@ -8,7 +8,7 @@ elements are few next to what is computed of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TypeGuard
 
@@ -33,6 +33,7 @@ from graphc.ir.kernel import (
     walk_stmts,
 )
 from graphc.ir.simplify import simplify
+from graphc.records import dataclass
 
 LEAST = 4  # iterations that are worth vectors
 DIVISIONS = ("floordiv", "mod")

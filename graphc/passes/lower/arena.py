@@ -14,7 +14,7 @@ In the plan of a body, all that lies around it holds data before and after.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphc import memplan
 from graphc.ir.dtypes import i64
@@ -33,6 +33,7 @@ from graphc.passes.lower.storages import (
     reads,
     writes,
 )
+from graphc.records import dataclass
 
 ORDER_BUDGET = 20_000  # work units spent on looking for an execution order of lower peak memory
 PLANNED = ("arena", "output", "state")  # spaces of what the order of calls depends on

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from graphc.ir.addresses import flatten_index
 from graphc.ir.expr import Expr, Load, loads
 from graphc.ir.kernel import Buffer, Kernel
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation
+from graphc.records import dataclass
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 import numpy as np
@@ -58,6 +58,7 @@ from graphc.passes.lower.transforms.numbers import Numbered, with_numbers_read
 from graphc.passes.lower.transforms.splitting import split_outputs
 from graphc.passes.manager.journal import Journal
 from graphc.progress import counted
+from graphc.records import dataclass
 
 PREPARED = 1 << 24  # operations spent at compile time on what depends on constants alone
 WORTH = 256  # or so many per byte of these constants

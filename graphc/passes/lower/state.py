@@ -8,10 +8,11 @@ contents afterwards. Else it is computed in the arena, and copied at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from graphc.ir.graph import Graph, Value
 from graphc.passes.lower.storages import AnyCall, Call, Move, Storages, reads, writes
+from graphc.records import dataclass
 
 
 @dataclass

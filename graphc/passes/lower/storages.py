@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from graphc.ir.graph import Value
 from graphc.ir.kernel import Buffer
 from graphc.ir.types import Dim, elements_of, largest
 from graphc.passes.analysis.computation import physical_buffer
+from graphc.records import dataclass
 
 
 @dataclass

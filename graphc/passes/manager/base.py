@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ from graphc.ir.graph import Graph
 from graphc.ir.phases import PHASES
 from graphc.passes.manager.context import Context
 from graphc.passes.manager.contracts import PROPERTIES
+from graphc.records import dataclass
 
 
 @dataclass

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from graphc import config
@@ -18,6 +18,7 @@ from graphc.ir.graph import Op
 from graphc.ir.machine import Machine
 from graphc.passes.manager.journal import Journal, subject
 from graphc.passes.reasons import Reason
+from graphc.records import dataclass
 
 
 class Aim(Protocol):

@@ -12,12 +12,13 @@ names the pass, what it requires, which pass destroyed that, and which one estab
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Protocol
 
 from graphc.errors import ModelError
 from graphc.ir.graph import Graph
 from graphc.ir.wide_graphs import is_made_of_others
+from graphc.records import dataclass
 
 Makers = Callable[[str], Sequence[str]]  # the passes that establish a property
 

@@ -7,11 +7,12 @@ noted as `Subject`s, which outlive them. Texts are made when they are noted, as 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from graphc.ir.graph import Op
 from graphc.passes.reasons import Reason, called
+from graphc.records import dataclass
 
 UNREAD = "unread"  # the rule that removes what nobody reads
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from graphc.passes.pattern import P, opt, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of
 from graphc.passes.rules.views import reshaped, sliced
+from graphc.records import dataclass
 
 x, w, b = var("x w b")
 GROUP = "lowering"

@@ -8,8 +8,6 @@ and its CPU kernel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
@@ -17,6 +15,7 @@ from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.ops.activation_composites import convert
+from graphc.records import dataclass
 
 KINDS = ("NONE", "PER_TENSOR", "PER_CHANNEL")
 

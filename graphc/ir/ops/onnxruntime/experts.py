@@ -9,7 +9,6 @@ Runtime's CPU kernel has it. Reference: docs/ContribOperators.md of ONNX Runtime
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, clamped
 from graphc.ir.ops.onnxruntime.attention import refuse
 from graphc.ir.ops.onnxruntime.blocks import code_in, weight_of
 from graphc.ir.types import Shape
+from graphc.records import dataclass
 
 WIDTHS = (2, 4, 8)  # bits of a code
 INTERLEAVED, SIDE_BY_SIDE = 1, 2  # how the two products of SwiGLU lie in one

@@ -9,7 +9,6 @@ compiled. Reference: docs/ContribOperators.md of ONNX Runtime, and its CPU kerne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from graphc.ir.ops.in_range import require
 from graphc.ir.ops.onnxruntime.attention import among, refuse, scale_of
 from graphc.ir.ops.onnxruntime.cache_codes import codes_of
 from graphc.ir.types import Dim
+from graphc.records import dataclass
 
 NO_SCORES, RAW_SCORES, WEIGHTS = range(3)
 

@@ -11,7 +11,7 @@ Reference: docs/ContribOperators.md of ONNX Runtime, and its CPU kernel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from graphc.ir.ops.recurrent_layers import (
     lstm_coupled_step,
     lstm_step,
 )
+from graphc.records import dataclass
 
 GATES = 4
 

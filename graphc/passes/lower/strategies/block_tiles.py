@@ -15,7 +15,7 @@ are scaled and added once per block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphc.ir.addresses import flatten_loads, unflatten_index
 from graphc.ir.dtypes import DType, f32, i8, i32, i64, u8
@@ -34,6 +34,7 @@ from graphc.passes.lower.strategies.reductions import combined
 from graphc.passes.lower.strategies.register_tiles import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan, tile_plan
 from graphc.passes.lower.transforms.zero_points import times_sums
+from graphc.records import dataclass
 
 WRITTEN_OUT = 4  # words of a lane, of a block, that are multiplied without a loop
 

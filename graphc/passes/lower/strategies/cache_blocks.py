@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
@@ -25,6 +24,7 @@ from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
 from graphc.passes.lower.strategies.block_panels import packed_on_stack, panels_of_block
 from graphc.passes.lower.strategies.depth_blocks import STEPS, cut
+from graphc.records import dataclass
 
 Emitter = Any  # TileEmitter of register_tiles.py, which imports this module
 Segment = Any  # of the same

@@ -9,7 +9,6 @@ elements are dequantised where they are multiplied.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
 from graphc.ir.dtypes import DType, i64
@@ -21,6 +20,7 @@ from graphc.ir.simplify import simplify
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.factors import converted, is_below_a_byte
 from graphc.passes.lower.strategies.tile_plan import TilePlan
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ stack: a load, an addition and a store for each register of a tile and each bloc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from graphc.ir.expr import Index
 from graphc.ir.extents import most
 from graphc.ir.types import Dim
+from graphc.records import dataclass
 
 STEPS = 256  # of a block, at most; a depth of fewer than twice as many is not divided
 

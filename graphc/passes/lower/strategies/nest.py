@@ -10,8 +10,6 @@ subexpressions, kept in a row buffer. reductions.py computes the reductions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.ir.addresses import flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
@@ -62,6 +60,7 @@ from graphc.passes.lower.strategies.tile_transpose import (
 )
 from graphc.passes.lower.transforms.sampling_tables import shared_places
 from graphc.passes.lower.transforms.splitting import segments, transposed_constants
+from graphc.records import dataclass
 
 ROW_BUFFER_BYTES = 1 << 16  # the largest row kept on the stack
 RECOMPUTE_COST = 8  # a value cheaper than this is computed again rather than kept

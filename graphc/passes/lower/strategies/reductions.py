@@ -12,7 +12,7 @@ Stability of Numerical Algorithms", section 4.3).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import boolean, i64
@@ -39,6 +39,7 @@ from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.guards import trim
+from graphc.records import dataclass
 
 UNROLL = 16  # iterations of a small reduction that are unrolled
 LONG = 512  # terms of an accumulator that are worth sums of parts

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
 from graphc.ir.dtypes import DType, f32, f64, i32, i64
@@ -55,6 +55,7 @@ from graphc.passes.lower.strategies.depth_blocks import DepthBlocks, depth_block
 from graphc.passes.lower.strategies.reductions import strides_small
 from graphc.passes.lower.strategies.row_operand import CENTRES, prepare_rows, take_quads
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan, tile_plan
+from graphc.records import dataclass
 
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
 LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns
@@ -528,12 +529,8 @@ def row_tiles(rows: Dim, largest: int, overlap: bool = False) -> list[Segment]:
     each power of two that may be left, up to that of a small tile: larger ones would be little
     faster. Each size is code of its own."""
     if isinstance(rows, int):
-        tiles = balanced_tiles(rows, largest)
-        for size in range(largest, largest * 3 // 4, -1) if overlap and len(tiles) > 1 else ():
-            count = -(-rows // size)
-            if (count * size - rows) * FEW_AGAIN <= rows:
-                return [Segment(0, count, size, end=rows)]
-        return [Segment(*tile) for tile in tiles]
+        tiles = [Segment(*tile) for tile in balanced_tiles(rows, largest)]
+        return _overlapping(rows, largest) or tiles if overlap and len(tiles) > 1 else tiles
     count, left = divided(rows, largest)
     segments = [Segment(0, count, largest)]
     done: Dim = count * largest
@@ -544,6 +541,15 @@ def row_tiles(rows: Dim, largest: int, overlap: bool = False) -> list[Segment]:
             segments.append(Segment(as_dim(done), count, size))
         done, size = done + count * size, size // 2
     return segments
+
+
+def _overlapping(rows: int, largest: int) -> list[Segment]:
+    """Tiles of one size that sum few rows twice; none if there is no such size."""
+    for size in range(largest, largest * 3 // 4, -1):
+        count = -(-rows // size)
+        if (count * size - rows) * FEW_AGAIN <= rows:
+            return [Segment(0, count, size, end=rows)]
+    return []
 
 
 def _pieces(count: Dim, others: int) -> int:

@@ -8,8 +8,6 @@ weights that are 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.ir.addresses import flatten_loads, is_affine_in, stride_in
 from graphc.ir.dtypes import i8, i64
 from graphc.ir.expr import (
@@ -32,6 +30,7 @@ from graphc.ir.types import Dim
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.lower.transforms.im2col import Window, window
 from graphc.passes.lower.transforms.zero_points import take_zero_points
+from graphc.records import dataclass
 
 LARGEST_COPY = 1 << 26  # elements
 CENTRES = {i8: -128}  # of bytes of `a`, which the multiplication takes into account

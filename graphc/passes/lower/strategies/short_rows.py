@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, loads, substitute, walk
@@ -18,6 +17,7 @@ from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim
 from graphc.passes.lower.strategies.reductions import NestOptions, element_bytes
 from graphc.passes.lower.strategies.tile_transpose import is_inside
+from graphc.records import dataclass
 
 MOST_VECTORS = 16  # of a block
 MOST_WORK = 256  # operations in a block, which is unrolled

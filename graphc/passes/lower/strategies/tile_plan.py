@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import DType, bf16, f16
 from graphc.ir.expr import Expr, Index, Load
@@ -13,6 +11,7 @@ from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.spaces import known_last, merge_adjacent
 from graphc.passes.lower.strategies.row_operand import separable
+from graphc.records import dataclass
 
 CACHE_WAY = PAGE = 4096  # bytes: of a way of the first cache, and of a page
 WAYS = 8  # rows that the first cache holds, at least, if their places in it are the same

@@ -12,7 +12,7 @@ along several dimensions together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.expr import Expr, Index, Load, Reduce, loads, reduces, walk
@@ -22,6 +22,7 @@ from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim
 from graphc.passes.lower.strategies.reductions import NestOptions, element_bytes
+from graphc.records import dataclass
 
 LARGEST_SIDE = 16  # of a tile, whose rows are held in registers
 SMALLEST_SIDE = 4

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, select, substitute
@@ -22,6 +21,7 @@ from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import from_poly, simplify, to_poly
 from graphc.ir.types import Dim
 from graphc.passes.analysis.computation import Computation
+from graphc.records import dataclass
 
 Sum = frozenset[tuple[Index, int]]  # indices and what each is multiplied by
 LONGEST = 1 << 24  # extent of a dimension

@@ -13,7 +13,7 @@ in indices, and numbers that decide what code is made: shifts, divisors of integ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from graphc.ir.dtypes import DType, boolean, i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, cast
 from graphc.ir.kernel import Buffer
 from graphc.passes.analysis.computation import Computation
+from graphc.records import dataclass
 
 DATA = ("add", "sub", "mul", "min", "max", "fma")  # operations whose numbers may be any
 OF_FLOATS = (*DATA, "div")

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from graphc.ir.dtypes import boolean
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, free_indices, select
 from graphc.ir.kernel import Buffer
 from graphc.passes.analysis.contraction import Match
+from graphc.records import dataclass
 
 WORTH = 1 << 16  # additions saved that pay for one kernel more
 

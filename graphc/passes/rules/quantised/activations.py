@@ -6,14 +6,13 @@ negative sums. They may follow each other as long as a slope comes before the li
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from graphc.ir.graph import Op, Value
 from graphc.passes.analysis.facts import limits, negative_factor
 from graphc.passes.rules.facts import channel_vector
 from graphc.passes.rules.quantised.values import Target
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

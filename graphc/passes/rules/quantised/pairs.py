@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from graphc.ir.scalar.ops import TABLE, apply
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.quantised.rescale import LARGEST_SHIFT, MULTIPLIER_BITS
 from graphc.passes.rules.quantised.values import Quantised, Target, codes
+from graphc.records import dataclass
 
 SUM_BITS = 12  # that the sum of two multiplied bytes has beyond the multipliers
 COARSEST_SUM = 12  # bits below the unit that sums of table entries have at least

@@ -7,7 +7,6 @@ zero points are stored less these: then they fit int8, or else int16.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from graphc.passes.rules.quantised.values import (
     dequantised,
 )
 from graphc.passes.rules.transposed_conv import as_convolutions
+from graphc.records import dataclass
 
 LARGEST_BYTE = 255  # of an activation less its zero point
 NO_OPERAND = "an operand is not dequantised from 8 bits with one scale"

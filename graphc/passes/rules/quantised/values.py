@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from graphc.ir.graph import Op, Value
 from graphc.passes.pattern import attribute
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.facts import array_of
+from graphc.records import dataclass
 
 GROUP = "quantised"
 BYTES = (i8, u8)
