@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from graphc.errors import LIMITS, GraphcError, InternalError, ModelError, NeedsValue, beyond_limits
 from graphc.ir import binding, dtypes
+from graphc.ir.alike import once
 from graphc.ir.binding import Arguments, bind, bind_attrs
 from graphc.ir.checks import Condition, collected
 from graphc.ir.expr import Expr
@@ -89,13 +90,17 @@ def op_body(op: Op, output: int = 0) -> Expr:
     if body is None:
         value = op.outputs[output]
         shape = _shapes(op)[output] if value.type is None else value.tensor.dims
-        body = _built(op, arguments(op), shape, output)
+        body = _built(op, shape, output)
     return body
 
 
-def _built(op: Op, bound: Arguments, shape: Shape, output: int) -> Expr:
-    with collected() as conditions:
-        expr = binding.body(op.defn, bound, shape, output, len(op.outputs))
+def _built(op: Op, shape: Shape, output: int) -> Expr:
+    def build() -> tuple[Expr, list[Condition]]:
+        with collected() as conditions:
+            expr = binding.body(op.defn, arguments(op), shape, output, len(op.outputs))
+        return expr, conditions
+
+    expr, conditions = once(op, ("body", shape, output), build)
     op.memo["body", output], op.memo["conditions", output] = expr, conditions
     return expr
 
@@ -110,17 +115,18 @@ def conditions_of(op: Op) -> list[Condition]:
 
 
 def _shapes(op: Op) -> list:
-    return binding.infer_shapes(op.defn, arguments(op), len(op.outputs))
+    return once(
+        op, ("shapes",), lambda: binding.infer_shapes(op.defn, arguments(op), len(op.outputs))
+    )
 
 
 def _infer_body(op: Op) -> list[Type]:
-    bound = arguments(op)
-    shapes = binding.infer_shapes(op.defn, bound, len(op.outputs))
+    shapes = _shapes(op)
     types: list[Type] = []
     for k in range(len(op.outputs)):
         shape = shapes[k].dims if isinstance(shapes[k], TensorType) else tuple(shapes[k])
         checked = TensorType(dtypes.f32, shape)  # rejects negative dimensions
-        expr = _built(op, bound, checked.dims, k)
+        expr = _built(op, checked.dims, k)
         types.append(TensorType(expr.dtype, shape))
     return types
 

@@ -29,7 +29,7 @@ from graphc.ir.expr import (
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.simplify import simplify
-from graphc.ir.types import Layout, TensorType
+from graphc.ir.types import Layout, TensorType, Type
 from graphc.passes.analysis.core import reductions_in
 
 DEQUANTISING = 8  # cost of a conversion that readers repeat
@@ -42,16 +42,20 @@ def has_body(op: Op) -> bool:
     these follow from, as the target of a Reshape, are known."""
     if op.defn.form not in ("elementwise", "indexed"):
         return False
-    typed = all(
-        isinstance(v.type, TensorType)
-        and v.type.shape is not None
-        and v.type.dtype.kind not in ("string", "complex")
-        for v in (*op.outputs, *(x for x in op.inputs if x is not None))
-    )
-    return typed and not any(
-        param.accepts.known and value is not None and value.known is None
-        for param, value in zip(op.defn.params, op.inputs)
-    )
+    for value in (*op.outputs, *op.inputs):
+        if value is not None and not _has_elements(value.type):
+            return False
+    for param, value in zip(op.defn.params, op.inputs):
+        if param.accepts.known and value is not None and value.known is None:
+            return False
+    return True
+
+
+def _has_elements(type: Type | None) -> bool:
+    """Whether a type is that of a tensor of known rank whose elements are numbers."""
+    if not isinstance(type, TensorType) or type.shape is None:
+        return False
+    return type.dtype.kind not in ("string", "complex")
 
 
 def reductions(op: Op) -> list[Reduce]:
