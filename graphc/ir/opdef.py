@@ -96,11 +96,11 @@ class OpDef:
     function: Callable | None = None
     infer: Callable | None = None
     domain: str = ""
-    params: tuple[Param, ...] = ()
+    params: tuple[Param, ...] = field(default_factory=tuple)
     attrs: dict[str, Any] = field(default_factory=dict)
-    required_attrs: frozenset[str] = frozenset()
+    required_attrs: frozenset[str] = field(default_factory=frozenset)
     outputs: int | None = 1  # None: as many as the node lists
-    doc: str = ""
+    doc: str = field(default_factory=str)
     traits: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
@@ -112,6 +112,23 @@ class OpDef:
 
     def __reduce__(self) -> tuple:
         return (lookup, (self.name, self.domain))
+
+
+TOLD = ("params", "attrs", "required_attrs", "doc")  # by the function of a definition
+
+
+class Declared(OpDef):
+    """A definition whose function tells its operands and attributes, once they are asked for: a
+    process uses few operators, and reading signatures takes time."""
+
+    skip: int
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in TOLD:
+            raise AttributeError(name)
+        assert self.function is not None
+        vars(self).update(zip(TOLD, _told(self.name, self.function, self.skip)))
+        return vars(self)[name]
 
 
 REGISTRY: dict[tuple[str, str], OpDef] = {}
@@ -151,7 +168,9 @@ REQUIRED = inspect.Parameter.empty
 """In a dict of attributes that operators share: one that has no default."""
 
 
-def _make(name: str, form: str, function: Callable, skip: int, **options: Any) -> OpDef:
+def _told(name: str, function: Callable, skip: int) -> tuple:
+    """The operands and attributes of an operator, those that are required, and its description;
+    the first `skip` parameters of its function are no operands."""
     params: list[Param] = []
     attrs: dict[str, Any] = {}
     required: set[str] = set()
@@ -170,13 +189,7 @@ def _make(name: str, form: str, function: Callable, skip: int, **options: Any) -
         accepts = accepts.what if isinstance(accepts, Omissible) else accepts
         kind = "variadic" if variadic else "optional" if optional else "required"
         params.append(Param(parameter.name, accepts, kind))
-    doc = inspect.getdoc(function) or ""
-    return register(
-        OpDef(
-            name, form, function, params=tuple(params), attrs=attrs,
-            required_attrs=frozenset(required), doc=doc, **options,
-        )
-    )  # fmt: skip
+    return tuple(params), attrs, frozenset(required), inspect.getdoc(function) or ""
 
 
 def _declared(name: str, parameter: inspect.Parameter) -> dict[str, Any]:
@@ -198,8 +211,14 @@ def _decorator(
     """What makes a definition of a function, whose first `skip` parameters are no operands."""
 
     def declare(function: Callable) -> Callable:
-        _make(name, form, function, skip, infer=infer, outputs=outputs, domain=domain,
-              traits=frozenset(traits))  # fmt: skip
+        made = Declared(name, form, function, infer, domain, outputs=outputs,
+                        traits=frozenset(traits))  # fmt: skip
+        made.skip = skip
+        for told in TOLD:
+            delattr(made, told)
+        if not function.__module__.startswith("graphc."):
+            _ = made.params  # so that a plugin's author learns of a fault at once
+        register(made)
         return function
 
     return declare
