@@ -149,6 +149,7 @@ class Steps:
         calls = [step for step in steps if isinstance(step, Step)]
         width = max((len(s.slots) + bool(kernels[s.kernel].sizes) for s in calls), default=1)
         lines = [f"  %args = alloca [{max(width, 1)} x ptr], align 64"]
+        lines += [f"  %c{n} = getelementptr ptr, ptr %args, i64 {n}" for n in range(width)]
         numbers = _Numbers(lines, self.program.all_sizes, self.declarations)
         most = max((len(s.sizes) for s in calls), default=0)
         if most:
@@ -294,18 +295,14 @@ class _Numbers:
         for n, text in enumerate(texts):
             lines.append(f"  %z{number}.{n} = getelementptr i64, ptr %numbers, i64 {n}")
             lines.append(f"  store i64 {text}, ptr %z{number}.{n}")
-        cell = f"%c{number}.{len(step.slots)}"
-        lines.append(f"  {cell} = getelementptr ptr, ptr %args, i64 {len(step.slots)}")
-        return [*lines, f"  store ptr %numbers, ptr {cell}"]
+        return [*lines, f"  store ptr %numbers, ptr %c{len(step.slots)}"]
 
 
 def _arguments(number: int, step: Step, bases: dict) -> list[str]:
     lines: list[str] = []
     for position, slot in enumerate(step.slots):
         pointer = _place(f"%s{number}.{position}", slot, bases, lines)
-        cell = f"%c{number}.{position}"
-        lines.append(f"  {cell} = getelementptr ptr, ptr %args, i64 {position}")
-        lines.append(f"  store ptr {pointer}, ptr {cell}")
+        lines.append(f"  store ptr {pointer}, ptr %c{position}")
     return lines
 
 
