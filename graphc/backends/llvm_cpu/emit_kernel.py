@@ -8,6 +8,7 @@ unless one of several outputs may lie over them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Container
 from dataclasses import field
 from itertools import groupby
@@ -36,7 +37,6 @@ from graphc.ir.kernel import (
     Store,
     While,
     bodies,
-    buffers_read,
     exprs,
     map_stmt,
     substitute_body,
@@ -121,12 +121,13 @@ def operations(body: Body) -> Dim:
 
 def _evaluated(stmt: Stmt) -> int:
     """The distinct operations and loads of the expressions that a statement holds."""
-    stack, seen = list(exprs(stmt)), set()
+    stack = [node for node in exprs(stmt) if isinstance(node, (Call, Load))]
+    seen = set(stack)
     while stack:
-        node = stack.pop()
-        if node not in seen and isinstance(node, (Call, Load)):
-            seen.add(node)
-            stack += node.children
+        for node in stack.pop().children:
+            if node not in seen and isinstance(node, (Call, Load)):
+                seen.add(node)
+                stack.append(node)
     return len(seen)
 
 
@@ -189,7 +190,7 @@ class _Function:
             self.counted_loop(loop.var, "%begin", "%end", loop.body, guard=True)
         else:
             self.statements(body)
-        used = self.used(body)
+        used = self.used()
         params = [f"ptr %b.{n}" if n in self.shared else f"ptr noalias %b.{n}" for n in used]
         params += [f"i64 %s.{n}" for n in range(len(self.kernel.sizes))]
         inner = ", ".join([*params, "i64 %begin", "i64 %end"])
@@ -205,10 +206,10 @@ class _Function:
             ]
         )
 
-    def used(self, body: Body) -> list[int]:
+    def used(self) -> list[int]:
         """The numbers of the buffers that a phase reads or writes."""
-        names = buffers_read(body) | stored_in([body])
-        return [n for n, b in enumerate(self.kernel.params) if b.name in names]
+        numbers = set(re.findall(r"%b\.(\d+)", "\n".join(self.lines)))
+        return sorted(map(int, numbers))
 
     def _wrapper(self, used: list[int]) -> list[str]:
         lines = [f"define internal void {self.name}(ptr %args, i64 %begin, i64 %end) #0 {{"]

@@ -198,10 +198,13 @@ class Narrow:
 
     def concerns(self, root: Expr) -> bool:
         """Whether `lower` would change the expression."""
-        for node in walk(root, self._plain):
-            if node.dtype in self.types or _rounds_twice(node):
+        plain, types = self._plain, self.types
+        if root in plain:
+            return False
+        for node in walk(root, plain):
+            if node.dtype in types or _rounds_twice(node):
                 return True
-            self._plain.add(node)
+            plain.add(node)
         return False
 
     def lower(self, root: Expr) -> Expr:
