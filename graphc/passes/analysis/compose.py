@@ -8,7 +8,7 @@ nested reductions share a name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -20,6 +20,59 @@ from graphc.ir.infer import op_body
 from graphc.ir.simplify import simplify
 from graphc.ir.types import TensorType
 from graphc.passes.analysis.computation import Computation, Output, physical_buffer
+
+
+def computations(ops: Sequence[Op]) -> list[Computation]:
+    """The computation of each op; ops that are alike have the same one, which is composed once."""
+    made: dict[Hashable, Computation] = {}
+    result = []
+    for op in ops:
+        key = _structure(op)
+        if key not in made:
+            made[key] = computation(op)
+        result.append(made[key])
+    return result
+
+
+def _structure(op: Op) -> Hashable:
+    """All that the computation of an op follows from, with numbers for values."""
+    numbers: dict[Value, int] = {}
+    parts: list[Hashable] = [op.name]
+
+    def number(value: Value | None) -> int | None:
+        """That of a value; one that is new is described."""
+        if value is None:
+            return None
+        if value not in numbers:
+            numbers[value] = len(numbers)
+            parts.append((value.type, _contents(value)))
+        return numbers[value]
+
+    parts += [*map(number, op.inputs), *(value.type for value in op.outputs)]
+    members, results = [op], op.outputs
+    for region in op.regions:
+        members, results = region.ops, region.results
+        for param, value in zip(region.params, op.inputs):
+            if value is not None:
+                numbers[param] = numbers[value]
+    for member in members:
+        parts += [member.name, *map(number, member.inputs)]
+        if member.name != "Constant":
+            parts += [op_body(member, n) for n in range(len(member.outputs))]
+        parts += map(number, member.outputs)
+    parts += map(number, results)
+    return tuple(parts)
+
+
+def _contents(value: Value) -> Hashable:
+    """What computations may follow from of the contents of a constant."""
+    contents = value.constant
+    if contents is None:
+        return None
+    if contents.size == 1 and not contents.dtype.hasobject:
+        return contents.dtype.str, contents.tobytes()
+    dtype = value.tensor.dtype
+    return id(contents) if dtype.is_integer or dtype is boolean else "constant"
 
 
 def computation(op: Op) -> Computation:

@@ -31,7 +31,7 @@ from graphc.ir.ops.in_range import check_of, is_check, maker_of
 from graphc.ir.program import Program, Slot
 from graphc.ir.types import Dim, TensorType
 from graphc.ir.verify.programs import verify_program
-from graphc.passes.analysis.compose import computation, input_names
+from graphc.passes.analysis.compose import computations, input_names
 from graphc.passes.analysis.computation import (
     Computation,
     Output,
@@ -176,12 +176,8 @@ class Lowering:
     def compose(self) -> None:
         """Finds what each op that is given by scalar bodies computes."""
         ops = [op for op in self.graph.ops if op.name != "Constant" and _is_composed(op)]
-        computations = list(map(computation, ops))
-        read = (
-            with_numbers_read(computations)
-            if self.wanted.numbers
-            else list(map(Numbered, computations))
-        )
+        composed = computations(ops)
+        read = with_numbers_read(composed) if self.wanted.numbers else list(map(Numbered, composed))
         self.computed = dict(zip(ops, read))
 
     def reserve_outputs(self) -> None:

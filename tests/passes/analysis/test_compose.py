@@ -1,57 +1,46 @@
-"""Computations: constants that follow a rule are computed where they are needed, not read."""
+"""Ops that are alike are composed once, and others are not taken for them."""
+
+from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from graphc import compile
-from graphc.ir.expr import loads
-from graphc.ir.text.parser import parse_graph
-from graphc.passes.analysis.compose import computation
-
-
-def sources(contents: str, type: str) -> set[str]:
-    """The inputs that the conversion of a constant reads."""
-    shape = type[type.index("[") :]
-    graph = parse_graph(f"""graph @g() -> f64{shape} phase typed {{
-      const %c : {type} = {contents}
-      %y = Cast(%c) {{to=11}} : f64{shape}
-      return %y
-    }}""")
-    (op,) = (op for op in graph.ops if op.name == "Cast")
-    (output,) = computation(op).outputs
-    return {load.source for load in loads(output.expr)}
+from graphc.driver import optimise
+from graphc.ir import dtypes
+from graphc.ir.build import Builder, new_graph
+from graphc.ir.graph import Graph
+from graphc.ir.types import TensorType
+from graphc.passes.analysis.compose import computation, computations
 
 
-@pytest.mark.parametrize(
-    ("contents", "type"),
-    [
-        ("[3, 5, 7, 9]", "i64[4]"),
-        ("[[2], [1], [0]]", "i32[3,1]"),
-        ("[6, 6, 6, 6]", "i64[4]"),
-        ("[[true, true, true, true]]", "bool[1,4]"),
-    ],
-)
-def test_constants_that_follow_a_rule_are_not_read(contents, type):
-    assert sources(contents, type) == set()
+def layers() -> Graph:
+    """Layers that are alike, and some that differ in a number, a place, an operand or a type."""
+    graph = new_graph("main", x=TensorType(dtypes.f32, (4, 8)), n=TensorType(dtypes.i64, (4, 8)))
+    b, (x, n) = Builder(graph), graph.params
+    weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    results = [
+        b.Add(b.Mul(n, b.constant(np.arange(8))), b.constant(np.arange(8) * k)) for k in (1, 2)
+    ]
+    for scale in (0.5, 0.5, 0.25):
+        x = b.Relu(b.Add(b.MatMul(x, b.constant(weight * scale)), b.constant(np.float32(scale))))
+    twice = b.Tanh(b.Add(x, x))
+    results += [x, twice, b.Tanh(b.Add(x, twice)), b.Tanh(b.Sub(x, twice)), b.Tanh(b.Sub(twice, x))]
+    results += [b.Slice(x, np.array([k]), np.array([k + 2]), np.array([1])) for k in (0, 3)]
+    results.append(b.Cast(b.Tanh(b.Cast(twice, to=11)), to=1))
+    graph.set_results(results)
+    graph.output_names = [f"y{k}" for k in range(len(results))]
+    graph.phase = "typed"
+    return graph
 
 
-@pytest.mark.parametrize(
-    ("contents", "type"),
-    [
-        ("[3, 5, 7, 8]", "i64[4]"),
-        ("[true, false, true, true]", "bool[4]"),
-        ("[0.0, 1.0, 2.0, 3.0]", "f32[4]"),
-    ],
-)
-def test_other_constants_are_read(contents, type):
-    assert sources(contents, type) == {"in0"}
+def test_all_are_as_if_composed_apart():
+    for graph in (layers(), optimise(layers())):
+        ops = [op for op in graph.ops if op.name != "Constant"]
+        shared, apart = computations(ops), [*map(computation, ops)]
+        assert shared == apart and [c.label for c in shared] == [c.label for c in apart]
+        assert len({id(c) for c in shared}) < len(ops)
 
 
-def test_the_rule_gives_what_the_constant_holds():
-    graph = parse_graph("""graph @g(%x: i64[4]) -> ? {
-      const %c : i64[4] = [9, 7, 5, 3]
-      %y = Add(%x, %c)
-      return %y
-    }""")
-    (found,) = compile(graph).run([np.arange(4)])
-    assert found.tolist() == [9, 8, 7, 6]
+def test_numbers_tell_ops_apart():
+    ops = [op for op in layers().ops if op.name in ("Add", "Slice")]
+    made = computations(ops)
+    assert len({id(c) for c in made}) == len(set(made)) < len(ops)

@@ -41,8 +41,11 @@ def with_numbers_read(computations: Sequence[Computation]) -> list[Numbered]:
     """The computations, in order, those of a family with their numbers as inputs."""
     families: dict[Computation, list[int]] = {}
     holes: list[list[Const]] = []
+    known: dict[int, tuple[Computation, list[Const]]] = {}  # by identity: layers share them
     for n, computation in enumerate(computations):
-        skeleton, numbers = _skeleton(computation)
+        if id(computation) not in known:
+            known[id(computation)] = _skeleton(computation)
+        skeleton, numbers = known[id(computation)]
         families.setdefault(skeleton, []).append(n)
         holes.append(numbers)
     result = [Numbered(computation) for computation in computations]
