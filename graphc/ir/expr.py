@@ -675,8 +675,13 @@ def substitute(
 ) -> Expr:
     """Replaces whole nodes (Index, Sym, Ref, ...) by others. Of a select whose condition `decide`
     makes a constant, the side that is not taken is not looked at."""
-    if not mapping:
-        return root
+    return substitution(mapping, decide)(root) if mapping else root
+
+
+def substitution(
+    mapping: Mapping[Any, Expr], decide: Callable[[Expr], Expr] | None = None
+) -> Callable[[Expr], Expr]:
+    """As `substitute`, for many expressions, whose common parts are rebuilt once."""
     done: dict[Expr, Expr] = {}
     indices = mapping.keys() if all([type(n) is Index for n in mapping]) else None
 
@@ -699,7 +704,7 @@ def substitute(
             result = done[node] = node if same else node.rebuild(new)
         return result
 
-    return visit(root)
+    return visit
 
 
 def loads(root: Expr) -> tuple[Load, ...]:

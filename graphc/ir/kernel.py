@@ -39,6 +39,7 @@ from graphc.ir.expr import (
     Sym,
     as_expr,
     substitute,
+    substitution,
     symbols,
     walk,
 )
@@ -253,7 +254,7 @@ def _map_loop(stmt: For, f: Callable[[Expr], Expr]) -> For:
 
 def substitute_body(body: Body, mapping: dict[Expr, Expr]) -> Body:
     """The same statements with expressions replaced."""
-    return map_body(body, lambda e: substitute(e, mapping))
+    return map_body(body, substitution(mapping))
 
 
 def with_sizes(kernel: Kernel, values: Sequence[int]) -> Kernel:
