@@ -11,6 +11,9 @@ Nor does LLVM reduce the strength of addresses in loops (LSR), which took a quar
 code generation: addresses in kernels are a base and constant offsets already. That is an option of
 the whole process, set for as long as a module is compiled.
 
+Code is generated at LLVM's level 1, which takes a fourteenth less time than level 3: most of what
+the levels differ in is the second scheduling of instructions, which CPUs do themselves.
+
 Compiling is serialised: LLVM's global context is not made for several threads.
 """
 

@@ -158,7 +158,7 @@ def target_machine(target: HostTarget) -> llvm.TargetMachine:
     return llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu,
         features=target.feature_string,
-        opt=3,
+        opt=1,  # more takes longer, and the code it makes runs no faster
         reloc="pic",
         codemodel="small",
         jit=False,
