@@ -1,6 +1,7 @@
 """Gradients of all parameters of models, next to PyTorch's.
 
-    python benchmarks/verify_gradients.py --directory MODELS [--target cpu] [--most 1e-4] [NAME ...]
+    python benchmarks/verify_gradients.py --directory MODELS [--target cpu] [--simulate]
+        [--image SIDE] [--tokens LENGTH] [--most 1e-4] [NAME ...]
 
 One JSON line per model: `apart` is the largest difference of an element from PyTorch's in float64,
 by the largest element of that gradient there, over all parameters, and `worst` the parameter that
@@ -10,10 +11,14 @@ random numbers. The command fails if a model is more than `--most` apart.
 A ReLU whose operand is within rounding errors of zero has another slope in float32, whoever
 computes it, and one such element can change gradients by a hundredth. With `--double` the model is
 computed in float64, where that does not happen.
+
+`--target c` runs plain C, `--target cuda --simulate` the kernels of GPUs on this machine's CPU.
+`--image` and `--tokens` make inputs smaller, of models that take it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -72,13 +77,26 @@ def doubled(model: onnx.ModelProto) -> None:
                 attribute.i = float64
 
 
-def verify(path: Path, target: str, threads: int, double: bool) -> dict[str, Any]:
-    """One row."""
-    model = models.filled(onnx.load(path))
+def resize(model: onnx.ModelProto, image: int | None, tokens: int | None) -> None:
+    """Gives inputs static shapes: images another side, and open lengths another extent."""
     for value in model.graph.input:
-        for dim in value.type.tensor_type.shape.dim:
+        dims = value.type.tensor_type.shape.dim
+        for dim in dims:
             if dim.dim_param:
-                dim.dim_value = models.extent_of(dim.dim_param)
+                is_length = tokens and "seq" in dim.dim_param.lower()
+                dim.dim_value = tokens if is_length else models.extent_of(dim.dim_param)
+        for dim in dims[2:] if image and len(dims) == 4 else ():
+            dim.dim_value = image
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+
+
+def verify(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """One row."""
+    double = args.double
+    model = models.filled(onnx.load(path))
+    resize(model, args.image, args.tokens)
     given = training_batches.batch_of(model, (1, 1), False)[:-1]
     names = list(discovered(import_onnx(model)))
     module = OnnxModule(model, names)
@@ -92,7 +110,8 @@ def verify(path: Path, target: str, threads: int, double: bool) -> dict[str, Any
     graph = gradient_graph(model, names, {n: a.shape for n, a in inputs.items()})
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
     feeds = {**weights, **inputs, "seed": seed}
-    compiled = graphc.compile(graph, target=target, threads=threads)
+    options = {"simulate": True} if args.simulate else {}
+    compiled = graphc.compile(graph, target=args.target, threads=args.threads[0], **options)
     found = compiled.run({p.name: feeds[p.name] for p in graph.params})
     apart = {name: error(array, wanted[name]) for name, array in zip(names, found)}
     worst = max(apart, key=lambda name: apart[name])
@@ -133,13 +152,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the rows; 1 if a model is too far apart, or failed."""
     parser = models.arguments("gradients of all parameters next to PyTorch's")
     parser.add_argument("--target", default="cpu")
+    parser.add_argument("--simulate", action="store_true", help="with --target cuda")
+    parser.add_argument("--image", type=int, help="the side of images")
+    parser.add_argument("--tokens", type=int, help="the extent of open lengths")
     parser.add_argument("--double", action="store_true", help="compute in float64")
     parser.add_argument("--most", type=float, default=1e-4)
     args = parser.parse_args(argv)
     failed = False
     for path in models.paths(args):
         try:
-            row = verify(path, args.target, args.threads[0], args.double)
+            row = verify(path, args)
             failed = failed or not row["apart"] <= args.most
         except GraphcError as problem:
             row, failed = {"model": path.stem, "error": str(problem)}, True

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import importlib.util
 import os
 import stat
@@ -151,6 +152,16 @@ def atomic(path: str | os.PathLike) -> Iterator[Path]:
                 os.replace(temporary, final)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def remove_drafts(path: str | os.PathLike) -> None:
+    """Removes what writers of a file that were killed left beside it (`atomic`). Nobody else may be
+    writing it now."""
+    final = Path(path)
+    start = f".{final.name[:100]}."
+    with writing(final.parent):
+        for file in final.parent.glob(f"{glob.escape(start)}????????{glob.escape(final.suffix)}"):
+            file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

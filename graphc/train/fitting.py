@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.files import remove_drafts
 from graphc.train.data import Data
 from graphc.train.parallel import DataParallel
 from graphc.train.state_files import read_state_dict, save_state_dict, suffix_of
@@ -83,9 +84,13 @@ class Fitting:
         return ["step", "epoch", "rate", *self.names, "gradient_norm", *validated]
 
     def resume(self) -> bool:
-        """Goes on from the checkpoint, if there is one; ModelError if it is of another run."""
+        """Goes on from the checkpoint, if there is one; ModelError if it is of another run. What
+        runs left that were killed while they wrote it is removed."""
         path = self.plan.checkpoint
-        if path is None or not Path(path).exists():
+        if path is None:
+            return False
+        remove_drafts(path)
+        if not Path(path).exists():
             return False
         state = read_state_dict(path)
         if RUN not in state or SUMS not in state:

@@ -152,6 +152,14 @@ def test_a_killed_run_ends_with_the_same_bits(model, capsys):
         assert Path(name).read_bytes() == Path("b" + name[1:]).read_bytes(), name
 
 
+def test_what_a_killed_run_was_writing_is_removed(model, capsys):
+    for name in (".run.npz.abcd1234.npz", ".run.npz.other.npz", ".other.npz.abcd1234.npz"):
+        Path(name).write_bytes(b"half of a checkpoint")
+    ok(capsys, "train", model, *FIT, "--checkpoint", "run.npz", "--resume")
+    left = sorted(str(path) for path in Path().glob(".*.npz"))
+    assert left == [".other.npz.abcd1234.npz", ".run.npz.other.npz"]
+
+
 def test_half_precision(capsys, model):
     narrow = ["--precision", "f16", "--checkpoint", "run.npz", "--resume"]
     ok(capsys, "train", model, *FIT, *narrow)
