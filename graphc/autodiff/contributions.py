@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 
-import numpy as np
-
 from graphc.autodiff.adjoint import Term, adjoints
 from graphc.autodiff.transpose import Solution, Unsolvable, solve
+from graphc.autodiff.values import filled
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
@@ -197,8 +196,8 @@ def _is_inside(sources: Sources, expr: Expr) -> bool:
     """Whether every element that an expression reads is there at all its indices."""
     for load in loads(expr):
         for position, extent in zip(load.index, sources.value(load.source).tensor.dims):
-            low, high = bounds(simplify(position))
-            if low < 0 or not isinstance(extent, int) or high >= extent:
+            place = simplify(position)
+            if bounds(place)[0] < 0 or simplify(place < extent) is not TRUE:
                 return False
     return True
 
@@ -227,7 +226,7 @@ def _scattered(
     guard = term.guard if free_indices(term.guard) <= used else TRUE
     safe = [select(guard, p, 0) if guard is not TRUE else p for p in picked]
     where = generic_op(b, (*space, axis), choose(axis, safe), sources.value)
-    zeros = b.constant(np.zeros(type.static_shape, type.dtype.np))
+    zeros = filled(b, type, 0)
     return b.ScatterND(zeros, where, updates, reduction="add")
 
 

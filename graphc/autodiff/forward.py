@@ -8,7 +8,7 @@ import numpy as np
 
 from graphc.autodiff.contributions import Sources, rebuilt, takes_first
 from graphc.autodiff.region_pooling import flat_shape, places_of_maxima, require_mean
-from graphc.autodiff.reverse import BODIES, require_static
+from graphc.autodiff.reverse import BODIES, require_types
 from graphc.autodiff.rules import as_products, inverse_transposed, scatter_slopes
 from graphc.autodiff.tangent import tangent
 from graphc.autodiff.values import zeros_like
@@ -30,7 +30,7 @@ def tangents(region: Region, seeds: Mapping[Value, Value], wanted: Sequence[Valu
 
     All types must be known and static. UnsupportedError names an op that has no derivative.
     """
-    require_static(region)
+    require_types(region)
     known = dict(seeds)
     renamed: dict[Value, Value] = {}
     position, end = 0, region.ops[-1] if region.ops else None

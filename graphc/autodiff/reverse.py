@@ -16,6 +16,7 @@ from graphc.autodiff.values import is_float, zeros_like
 from graphc.autodiff.without import refusal
 from graphc.errors import ModelError
 from graphc.ir.build import Builder
+from graphc.ir.expr import Expr, symbols
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.types import TensorType
 from graphc.ir.wide_graphs import expand_in_place, is_made_of_others
@@ -28,9 +29,10 @@ def gradients(region: Region, seeds: Mapping[Value, Value], wanted: Sequence[Val
     nothing depends on a value. Ops are added at the end of the region, and composite ones are
     expanded: other values may stand for their results from then on, among the region's too.
 
-    All types must be known and static. UnsupportedError names an op that has no derivative.
+    All types must be known; dims may be over sizes. UnsupportedError names an op that has no
+    derivative.
     """
-    require_static(region)
+    require_types(region)
     collected: dict[Value, list[Value]] = {v: [g] for v, g in seeds.items()}
     _expand(region, collected, wanted)
     ops = list(region.ops)
@@ -42,13 +44,21 @@ def gradients(region: Region, seeds: Mapping[Value, Value], wanted: Sequence[Val
     return [_total(b, collected.get(v, [])) or zeros_like(b, v) for v in wanted]
 
 
-def require_static(region: Region) -> None:
-    """ModelError if a dim of a tensor is open."""
+def require_types(region: Region) -> None:
+    """ModelError if a dim of a tensor is not known, or over a size without a bound."""
     for value in region.values():
-        if isinstance(value.type, TensorType) and not value.is_static:
+        if isinstance(value.type, TensorType) and not _is_bounded(value):
             raise ModelError(
-                f"a gradient needs static shapes, found {value}; give the shapes of the inputs"
+                f"a gradient needs static shapes, or bounds of all sizes, found {value}; give the "
+                "shapes of the inputs"
             )
+
+
+def _is_bounded(value: Value) -> bool:
+    if not value.is_ranked:
+        return False
+    dims = (dim for dim in value.tensor.dims if isinstance(dim, Expr))
+    return all(size.hi is not None for dim in dims for size in symbols(dim))
 
 
 def _depending(ops: Sequence[Op], wanted: Sequence[Value]) -> set[Value]:

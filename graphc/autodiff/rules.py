@@ -12,7 +12,7 @@ import numpy as np
 
 from graphc.autodiff.contributions import contributions
 from graphc.autodiff.region_pooling import aligned, pooled
-from graphc.autodiff.values import zeros_like
+from graphc.autodiff.values import filled, zeros_like
 from graphc.errors import UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.expr import Index, Load, Reduce, select
@@ -96,9 +96,9 @@ def _log_softmax(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list
 @rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def _reshaped(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
     """A view, as the operator is."""
-    shape = np.array(op.operand(0).tensor.dims, np.int64)
-    zero_dims = {"allowzero": 1} if 0 in shape else {}
-    return [b.Reshape(_only(cotangents), shape, **zero_dims)]
+    dims = op.operand(0).tensor.dims
+    zero_dims = {"allowzero": 1} if 0 in dims else {}
+    return [b.Reshape(_only(cotangents), b.dims(dims), **zero_dims)]
 
 
 @rule("CumSum")
@@ -196,7 +196,7 @@ def _of_factors(b: Builder, op: Op) -> tuple[Value, Value]:
     data, indices, updates = op.operand(0), op.operand(1), op.operand(2)
     dtype, axis = data.tensor.dtype, scatter_axis(op)
     one, zero = b.constant(1, dtype), b.constant(0, dtype)
-    ones = b.constant(np.ones(data.tensor.static_shape, dtype.np))
+    ones = filled(b, data.tensor, 1)
     is_zero = b.Equal(updates, zero)
     nonzero = b.Where(is_zero, one, updates)
     zeros = b.op(
@@ -219,7 +219,7 @@ def _unpooled(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Va
     g = b.Slice(_only(cotangents), np.zeros_like(inner), inner)
     picked = b.GatherElements(b.Reshape(g, flat), places, axis=0)
     rest: list[Value | None] = [None] * (len(op.inputs) - 1)
-    return [b.Reshape(picked, np.array(x.tensor.dims, np.int64)), *rest]
+    return [b.Reshape(picked, b.dims(x.tensor.dims)), *rest]
 
 
 @rule("Det")

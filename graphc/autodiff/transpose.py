@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 
-from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, walk
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, as_expr, walk
 from graphc.ir.simplify import Poly, bounds, from_poly, simplify, to_poly
 from graphc.records import dataclass
 
@@ -133,7 +134,7 @@ def _solve_one(left: Expr, right: Expr, unknown: set[Index], solution: Solution)
         return
     for index, factor in solved:  # those that count down count up from their last value
         if factor < 0:
-            number = simplify(number - factor * (index.count - 1))
+            number = simplify(number - factor * (_extent(index) - 1))
     solution.require(number >= 0)
     _divide(solved, number, solution)
 
@@ -144,15 +145,15 @@ def _divide(solved: list[tuple[Index, int]], number: Expr, solution: Solution) -
         size = abs(factor)
         digit = simplify(number // size)
         if position == 0:
-            solution.require(digit < index.count)
+            solution.require(digit < index.extent)
         if position + 1 == len(solved):
             solution.require((number % size).eq(0))
         else:
             following = solved[position + 1]
-            room = abs(following[1]) * following[0].count
+            room = abs(following[1]) * _extent(following[0])
             solution.require(simplify(number % size) < room)
         number = simplify(number % size)
-        solution.known[index] = digit if factor > 0 else simplify(index.count - 1 - digit)
+        solution.known[index] = digit if factor > 0 else simplify(_extent(index) - 1 - digit)
 
 
 def _radix(terms: list[tuple[Index, int]]) -> list[tuple[Index, int]]:
@@ -161,13 +162,23 @@ def _radix(terms: list[tuple[Index, int]]) -> list[tuple[Index, int]]:
     ones first."""
     kept = list(terms)
     while kept and not _is_radix(kept):
-        dropped = min(kept, key=lambda t: (t[0].name.startswith("i"), t[0].count, t[0].name))
+        dropped = min(kept, key=lambda t: (t[0].name.startswith("i"), _most(t[0]), t[0].name))
         kept.remove(dropped)
     return kept
 
 
 def _is_radix(terms: list[tuple[Index, int]]) -> bool:
     for (_, size), (index, factor) in zip(terms, terms[1:]):
-        if abs(factor) * index.count > abs(size) or size % factor:
+        if abs(factor) * _most(index) > abs(size) or size % factor:
             return False
     return True
+
+
+def _extent(index: Index) -> Expr:
+    """The extent of an index as an expression."""
+    return as_expr(index.extent, i64)
+
+
+def _most(index: Index) -> float:
+    """The largest extent that an index can have."""
+    return bounds(_extent(index))[1]

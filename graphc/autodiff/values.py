@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphc.ir.build import Builder
+from graphc.ir.expr import Index, as_expr
 from graphc.ir.graph import Region, Value
+from graphc.ir.ops.generic import generic_op
 from graphc.ir.types import TensorType
 
 
@@ -18,8 +20,19 @@ def is_float(value: Value | None) -> bool:
 
 def zeros_like(b: Builder, value: Value) -> Value:
     """Zeros of the type of a value."""
-    type = value.tensor
-    return b.constant(np.zeros(type.static_shape, type.dtype.np))
+    return filled(b, value.tensor, 0)
+
+
+def filled(b: Builder, type: TensorType, number: float) -> Value:
+    """A tensor of this type with one number everywhere; its dims may be over sizes."""
+    if type.is_static:
+        return b.constant(np.full(type.static_shape, number, type.dtype.np))
+    space = [Index(f"i{d}", extent) for d, extent in enumerate(type.dims)]
+    return generic_op(b, space, as_expr(number, type.dtype), _no_operand)
+
+
+def _no_operand(source: str) -> Value:
+    raise KeyError(source)
 
 
 def seeded(

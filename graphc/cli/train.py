@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import command, examples, filename, positive
+from graphc.cli.options import command, dim, examples, filename, positive
 from graphc.cli.output import Written, add_json, answer
 from graphc.cli.training import add_schedule, add_step, optimizer_of
 from graphc.errors import ModelError
@@ -70,6 +70,9 @@ def add(commands: Any) -> None:
     add("--batch", type=positive, default=32, metavar="N", help="samples of a step (default: 32)")
     add("--accumulate", type=positive, default=1, metavar="N",
         help="compute a batch in so many parts, which takes less memory (default: 1)")  # fmt: skip
+    add("--dim", metavar="NAME=1..32", type=dim, action="append",
+        help="bounds of an open dimension of the model: batches of all sizes within them are "
+        "computed by one program, as is the last, smaller one of an epoch; repeatable")  # fmt: skip
     add("--no-shuffle", action="store_true", help="take samples in the order in which they lie")
     add("--drop-last", action="store_true",
         help="leave out the last batch of an epoch if it is not full")  # fmt: skip
@@ -157,6 +160,7 @@ def _check_batch(graph: Graph, args: argparse.Namespace) -> None:
 
 
 def _step(graph: Graph, data: Data, args: argparse.Namespace) -> Step:
+    from graphc.cli.models import once
     from graphc.train import Step
 
     metrics = args.metric
@@ -177,6 +181,7 @@ def _step(graph: Graph, data: Data, args: argparse.Namespace) -> Step:
         seed=args.seed,
         accumulate=args.accumulate,
         precision=args.precision,
+        dims=once("--dim", args.dim or []),
     )
 
 
@@ -186,7 +191,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
     names = ("loss", "optimizer", "rate", "weight_decay", "clip_norm", "parameters", "freeze",
              "eval_mode", "schedule", "warmup", "decay", "decay_every", "epochs", "accumulate",
-             "metric", "precision")  # fmt: skip
+             "metric", "precision", "dim")  # fmt: skip
     description: dict[str, Any] = {f"--{n.replace('_', '-')}": getattr(args, n) for n in names}
     description["model"] = hashlib.sha256(Path(args.model).read_bytes()).hexdigest()
     return Plan(

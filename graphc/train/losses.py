@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from graphc.errors import UnsupportedError
 from graphc.frontend.dsl import scan
 from graphc.frontend.dsl_tensor import Tensor, apply, constant
 from graphc.ir import dtypes
@@ -58,7 +59,8 @@ def kl(log_probabilities: Tensor, target: Tensor) -> Tensor:
     positive = target > zero
     safe = apply("Where", positive, target, zero + 1)
     terms = apply("Where", positive, target * (apply("Log", safe) - log_probabilities), zero)
-    return apply("ReduceSum", terms, keepdims=0) / float(target.shape[0])  # type: ignore[arg-type]
+    rest = list(range(1, len(target.shape)))
+    return mean(apply("ReduceSum", terms, rest, keepdims=0) if rest else terms)
 
 
 NEVER = -1e30  # stands for the logarithm of zero, so that no difference is NaN
@@ -112,6 +114,8 @@ def ctc(
 
 
 def _extents(x: Tensor) -> list[int]:
+    if not all(isinstance(extent, int) for extent in x.shape):
+        raise UnsupportedError(f"ctc takes tensors of static shapes, found {x}; leave out dims")
     return [int(extent) for extent in x.shape]  # type: ignore[arg-type]
 
 

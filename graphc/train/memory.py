@@ -46,7 +46,7 @@ class Memory:
     """Bytes that a step takes: `parameters` with running statistics, `optimizer` state, and the
     `temporaries` of the compiled step, in which activations and gradients share their places.
     `activations` are what the forward pass keeps for the backward pass, by layer; `again` is what
-    is computed again there to keep to a limit."""
+    is computed again there to keep to a limit. Sizes that are open count as the largest."""
 
     parameters: int
     optimizer: int
@@ -107,7 +107,7 @@ def taken(
     for value in kept(made.graph, _loss(made)):
         assert value.producer is not None
         layer = value.producer.loc[0] if value.producer.loc else value.producer.name
-        layers[layer] = layers.get(layer, 0) + value.tensor.nbytes
+        layers[layer] = layers.get(layer, 0) + value.tensor.most_bytes
     temporaries = _arena(precision, clone_graph(made.graph))
     return Memory(parameters, optimizer, temporaries, layers, again)
 

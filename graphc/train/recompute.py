@@ -56,7 +56,7 @@ def fitted(graph: Graph, loss: Value, limit: int, measure: Measure) -> Recompute
     before = measure(clone_graph(graph))
     if before <= limit:
         return Recomputed(graph)
-    total = sum(value.tensor.nbytes for value in plan.values)
+    total = sum(value.tensor.most_bytes for value in plan.values)
     sizes: dict[tuple[int, ...], int] = {(): before}
 
     def tried(wanted: int) -> Selection:
@@ -145,7 +145,7 @@ class _Plan:
         read = {v for op in ops for v in op.inputs if v is not None}
         sources = {numbers[v] for v in self._behind_views(read) if v in numbers and v is not value}
         work = sum(map(self._price, ops))
-        return Candidate(value.tensor.nbytes, work, tuple(sorted(sources)))
+        return Candidate(value.tensor.most_bytes, work, tuple(sorted(sources)))
 
     def _behind_views(self, values: set[Value]) -> set[Value]:
         """Values, and those that they are views of."""
@@ -255,7 +255,7 @@ def _smaller_operands(value: Value) -> list[Value]:
     op = value.producer
     assert op is not None
     given = [v for v in op.inputs if v is not None and v.constant is None]
-    smaller = sum(v.tensor.nbytes for v in given) < value.tensor.nbytes
+    smaller = sum(v.tensor.most_bytes for v in given) < value.tensor.most_bytes
     return given if smaller and _is_pointwise(op) else []
 
 
@@ -266,7 +266,7 @@ def _is_pointwise(op: Op) -> bool:
 
 def _operations(op: Op) -> int:
     """The operations of an op, at least one for each element."""
-    count = sum(v.tensor.size for v in op.outputs)
+    count = sum(v.tensor.most for v in op.outputs)
     if not has_body(op):
         return UNKNOWN * count
     return max(count, operations(op_body(op, n) for n in range(len(op.outputs))))

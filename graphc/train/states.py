@@ -132,8 +132,7 @@ def _inference(model: Graph, names: Sequence[str]) -> Stateful:
 def _step(recipe: Recipe, model: Graph, target: TensorType) -> Stateful:
     """The training step. Its parameters are the inputs, the target, the rate, and the state; its
     results the loss, and what replaces the state."""
-    types = {**{p.name: p.tensor for p in model.params}, TARGET: target}
-    batch = {name: np.zeros(t.static_shape, t.dtype.np) for name, t in types.items()}
+    batch = {**{p.name: p.tensor for p in model.params}, TARGET: target}
     made = step_graph(recipe, model, batch)
     known = {loc for op in model.ops for loc in op.loc}
     for op in made.graph.ops:

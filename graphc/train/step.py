@@ -1,6 +1,7 @@
 """A training step: forward pass, gradients and update of the parameters in one compiled program.
 
-A program is compiled for each tuple of shapes of a batch. Where gradients are added up before the
+A program is compiled for each tuple of shapes of a batch, or, with bounds of open dimensions, for
+all batches within them. Where gradients are added up before the
 update (micro-batches, or several processes) there are two: one adds those of a batch to what was
 given, one updates.
 """
@@ -14,9 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from graphc.errors import ModelError, near_or_all
+from graphc.errors import ModelError, UnsupportedError, near_or_all
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.machine import PRECISIONS
+from graphc.ir.types import TensorType
+from graphc.passes.specialise import pin
+from graphc.train.batches import Batches
 from graphc.train.loss_scale import SCALE, LossScale
 from graphc.train.losses import LOSSES
 from graphc.train.memory import Again, Memory, nbytes_of, parsed, taken, within
@@ -69,7 +73,9 @@ class Step:
     `memory`, bytes or a text such as "2GiB", a step takes at most that: part of the forward pass is
     computed again in the backward pass, if need be; ModelError if that is not enough. Without
     `gradient_norm`, steps need not tell the norm of gradients, which then are not stored where a
-    parameter is updated as its gradient is computed.
+    parameter is updated as its gradient is computed. `dims` bounds open dimensions of the model
+    ({"N": (1, 32)}): one program then takes batches of all sizes within the bounds, or there is an
+    UnsupportedError. Other open dimensions are those of a batch.
 
     With `precision` bf16 or f16 (or tf32), what matrix products and convolutions multiply, forward
     and backward, is rounded to that type. Sums, everything between (normalisations, softmax, the
@@ -94,8 +100,11 @@ class Step:
         precision: str = "f32",
         loss_scale: LossScale | None = None,
         gradient_norm: bool = True,
+        dims: Mapping[str, int | tuple[int, int]] | None = None,
     ):
-        self.graph = with_own_names(as_inference(_imported(source)))
+        graph = with_own_names(as_inference(_imported(source)))
+        self.graph = pin(graph, dims=dims)
+        self._batches = Batches(self.graph, dims or {})
         self.optimizer = optimizer if optimizer is not None else Adam()
         if accumulate < 1:
             raise ModelError(f"accumulate must be 1 or more, found {accumulate}")
@@ -287,19 +296,25 @@ class Step:
     ) -> _Program:
         from graphc.api import compile  # only a run needs it
 
-        key = kind, tuple((a.dtype.str, a.shape) for a in feeds.values())
+        types = self._batches.types(feeds)
+        key = kind, tuple(types.items())
         if key not in self._compiled:
-            made, _ = self._made(make, feeds)
-            model = compile(made.graph, threads=self.threads, precision=self.precision)
+            made, _ = self._made(make, types)
+            tier = "exact" if all(t.is_static for t in types.values()) else "any"
+            model = compile(
+                made.graph, threads=self.threads, precision=self.precision, specialise=tier
+            )
+            if tier == "any" and not model.prepare():
+                raise UnsupportedError(f"there is no step for all sizes: {model.why_exact}")
             inputs = [p.name for p in made.graph.params]
             self._compiled[key] = _Program(model, inputs, made.numbers, made.updated)
         return self._compiled[key]
 
     def _made(
-        self, make: Callable[..., Made], feeds: Mapping[str, np.ndarray]
+        self, make: Callable[..., Made], types: Mapping[str, TensorType]
     ) -> tuple[Made, Again]:
         """The graph of a program, and what it computes again."""
-        made = make(self.recipe, self.graph, feeds)  # where all that steps change becomes an input
+        made = make(self.recipe, self.graph, types)  # where all that steps change becomes an input
         if self._limit is None or make not in (step_graph, gradients_graph):
             return made, Again()
         held = nbytes_of(self._state) + nbytes_of(self._slots)
@@ -309,7 +324,7 @@ class Step:
         """What a step on such a batch takes, before one is run; print it for a table by layer."""
         make = step_graph if self.accumulate == 1 else gradients_graph
         (feeds, _), *_ = _parts(self._feeds(batch), self.accumulate)
-        made, again = self._made(make, feeds)
+        made, again = self._made(make, self._batches.types(feeds))
         held = nbytes_of(self._state), nbytes_of(self._slots)
         return taken(made, again, *held, self.precision)
 

@@ -20,8 +20,7 @@ from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Value, clone_graph
 from graphc.ir.types import TensorType
-from graphc.passes.integers import KEEP_INTEGERS
-from graphc.passes.specialise import specialise
+from graphc.train.batches import TARGET, Types, typed_for
 from graphc.train.loss_scale import SCALE, SKIPPED, LossScale
 from graphc.train.losses import Loss
 from graphc.train.optimizers import Optimizer
@@ -35,7 +34,7 @@ from graphc.train.parameters import (
 )
 from graphc.transforms import inlined
 
-RATE, STEP, TARGET = "rate of the step", "number of the step", "target"
+RATE, STEP = "rate of the step", "number of the step"
 SHARE, SUM, GRADIENT = "share of the batch", "sum for ", "gradient of "
 Arrays = Mapping[str, np.ndarray]
 SCALAR = TensorType(dtypes.f32, ())
@@ -80,10 +79,10 @@ class Made:
 
 
 class _Forward:
-    """A model's graph of static shapes with its loss and metrics, whose parameters are inputs.
-    Results are the loss, the metrics, and the running statistics that `moved` names."""
+    """A model's graph for a batch, with its loss and metrics, whose parameters are inputs. Results
+    are the loss, the metrics, and the running statistics that `moved` names."""
 
-    def __init__(self, recipe: Recipe, model: Graph, batch: Arrays, training: bool):
+    def __init__(self, recipe: Recipe, model: Graph, batch: Types, training: bool):
         opened = clone_graph(model)
         constants = {op.output.name: op for op in opened.ops if op.name == "Constant"}
         for name in recipe.chosen:
@@ -94,16 +93,11 @@ class _Forward:
         for name in statistics(opened):
             as_input(opened, constants[name])
         opened.set_results([opened.results[0], *moved.values()])
-        shapes = {
-            p.name: batch[p.name].shape if p.name in batch else p.tensor.static_shape
-            for p in opened.params
-        }
-        self.graph, self.moved = specialise(opened, shapes, policy=KEEP_INTEGERS), list(moved)
+        self.graph, self.moved = typed_for(opened, batch), list(moved)
         with_shared_statistics(self.graph)
         named = {p.name: p for p in self.graph.params}
         self.weights = {name: named[name] for name in recipe.chosen}
-        target = batch[TARGET]
-        labels = self.graph.add_param(TensorType(dtypes.of(target.dtype), target.shape), TARGET)
+        labels = self.graph.add_param(batch[TARGET], TARGET)
         self.b = Builder(self.graph)
         functions = {"loss": recipe.loss, **recipe.metrics}
         first, *rest = self.graph.results
@@ -127,7 +121,7 @@ class _Forward:
         return [inlined(self.b, _unscaled, [slope, scale])[0] for slope in made]
 
 
-def step_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
+def step_graph(recipe: Recipe, model: Graph, batch: Types) -> Made:
     """A whole step."""
     made = _Forward(recipe, model, batch, recipe.train_mode)
     scaling = _scaling(made.graph, recipe)
@@ -140,7 +134,7 @@ def step_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
     )
 
 
-def gradients_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
+def gradients_graph(recipe: Recipe, model: Graph, batch: Types) -> Made:
     """Adds the gradients of a batch, times its share of a larger one, to inputs."""
     made = _Forward(recipe, model, batch, recipe.train_mode)
     slopes = made.slopes(_scaling(made.graph, recipe, [SCALE]))
@@ -165,7 +159,7 @@ def update_graph(recipe: Recipe, state: Arrays) -> Made:
     return Made(graph, [*told], names).finish([*told.values(), *results])
 
 
-def evaluation_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
+def evaluation_graph(recipe: Recipe, model: Graph, batch: Types) -> Made:
     """The loss and metrics of a batch, as in inference."""
     made = _Forward(recipe, model, batch, training=False)
     return Made(made.graph, made.numbers, []).finish(made.graph.results)

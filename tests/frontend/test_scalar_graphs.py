@@ -84,7 +84,7 @@ def test_a_training_step():
     step = train.Step("models/digits_cnn.onnx", optimizer=train.AdamW(1e-3), clip_norm=1.0)
     batch = {"x": RNG.random((4, 1, 8, 8), np.float32), "target": np.arange(4)}
     batch = step._feeds(list(batch.values()))
-    made = step_graph(step.recipe, step.trained(), batch)
+    made = step_graph(step.recipe, step.trained(), step._batches.types(batch))
     known = {**step.everything(), **batch, **step._numbers()}
     feeds = {p.name: np.asarray(known[p.name]) for p in made.graph.params}
     # the bias before a normalisation has a gradient of zero but for rounding

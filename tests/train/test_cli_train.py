@@ -160,6 +160,18 @@ def test_what_a_killed_run_was_writing_is_removed(model, capsys):
     assert left == [".other.npz.abcd1234.npz", ".run.npz.other.npz"]
 
 
+def test_bounds_of_the_batch(model, capsys):
+    ok(capsys, "train", model, *FIT[:-2], "-o", "exact.npz")
+    ok(capsys, "train", model, *FIT[:-2], "--dim", "N=1..32", "-o", "open.npz")
+    exact, found = train.read_state_dict("exact.npz"), train.read_state_dict("open.npz")
+    for name, array in exact.items():
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-3)
+    told = refused(capsys, "train", model, *FIT, "--dim", "M=1..32")
+    assert "no dimension 'M'" in told
+    told = refused(capsys, "train", model, *FIT, "--dim", "N=1..16")
+    assert "dimension N = 32 is not in 1..16" in told
+
+
 def test_half_precision(capsys, model):
     narrow = ["--precision", "f16", "--checkpoint", "run.npz", "--resume"]
     ok(capsys, "train", model, *FIT, *narrow)

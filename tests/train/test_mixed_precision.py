@@ -186,7 +186,8 @@ def test_the_simulator_of_a_gpu_makes_the_same_steps():
     for precision in ("f16", "bf16"):
         step = stepping(precision, optimizer=train.SGD(0.1))
         state = step.everything()
-        made = step_graph(step.recipe, clone_graph(step.trained()), step._feeds(data[0]))
+        types = step._batches.types(step._feeds(data[0]))
+        made = step_graph(step.recipe, clone_graph(step.trained()), types)
         names = [p.name for p in made.graph.params]
         gpu = graphc.compile(made.graph, "cuda", simulate=True, precision=precision)
         for batch in data:

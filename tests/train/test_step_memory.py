@@ -87,7 +87,7 @@ def test_what_is_dropped_first_lies_apart():
     """Values in a row would be computed again together, and be in memory together."""
     batch = CASES["deep"][1]
     step = train.Step(deep(), "mse", train.SGD(0.1), threads=1)
-    made = step_graph(step.recipe, step.trained(), step._feeds(batch))
+    made = step_graph(step.recipe, step.trained(), step._batches.types(step._feeds(batch)))
     plan = _Plan(made.graph, made.graph.results[made.numbers.index("loss")])
     made = selected(plan.candidates, 5 * 512 * 32 * 4)
     first = [n for n in made.chosen if plan.values[n].producer.name == "Tanh"]
@@ -105,7 +105,7 @@ def test_what_is_computed_again_is_not_kept_in_the_forward_pass():
         g.output(y=h)
     batch = floats(16, 8, 16, 16), floats(16, 8, 16, 16)
     step = train.Step(g.graph, "mse", train.SGD(0.1), threads=1)
-    made = step_graph(step.recipe, step.trained(), step._feeds(batch))
+    made = step_graph(step.recipe, step.trained(), step._batches.types(step._feeds(batch)))
     plan = _Plan(made.graph, made.graph.results[made.numbers.index("loss")])
     clips = [n for n, v in enumerate(plan.values) if v.producer.name == "Clip"]
     assert len(clips) >= 5

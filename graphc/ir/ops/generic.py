@@ -2,7 +2,8 @@
 
 The attribute is the text of an expression (ir/text/expr_printer.py): `$0[i0, i1] * $1[i1]` over the
 indices i0, i1, ... of the result and loads of the operands by number. So an op that was derived,
-such as a gradient, prints, parses, and is fused and lowered as any other.
+such as a gradient, prints, parses, and is fused and lowered as any other. Sizes that it depends on
+are s0, s1, ... in the text, and given by an attribute of their own.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from collections.abc import Callable, Sequence
 
 from graphc.errors import ModelError
 from graphc.ir.build import Builder
+from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Expr,
     Index,
     Load,
     Reduce,
+    Sym,
+    as_expr,
     free_indices,
     reduces,
     substitute,
@@ -26,21 +30,25 @@ from graphc.ir.graph import Op, Value
 from graphc.ir.opdef import Any_, Operand, OutIndex, op
 from graphc.ir.text.expr_parser import Scope, parse_expr
 from graphc.ir.text.expr_printer import to_text
-from graphc.ir.types import Shape
+from graphc.ir.types import Dim, Shape
 
 NAME, DOMAIN = "Generic", "graphc"
 APART = "apart"  # the trait of what keeps its readers out of the kernels of what it reads
 
 
-def _declared(*_: Operand, shape: Sequence[int]) -> Shape:
+def _declared(*_: Operand, shape: Sequence[Dim]) -> Shape:
     return tuple(shape)
 
 
 @op(NAME, domain=DOMAIN, infer=_declared)
-def generic(i: OutIndex, *operands: Any_, body: str, shape: Sequence[int]) -> Expr:
-    """The expression `body` at every index of `shape`."""
+def generic(
+    i: OutIndex, *operands: Any_, body: str, shape: Sequence[Dim], sizes: Sequence[Dim] = ()
+) -> Expr:
+    """The expression `body` at every index of `shape`; the `sizes` are s0, s1, ... in it."""
     sources = {str(x.position): x.dtype for x in operands}
-    expr = parse_expr(body, Scope({index.name: index for index in i}, sources))
+    names: dict[str, Expr] = {index.name: index for index in i}  # type: ignore[misc]
+    names.update((f"s{n}", as_expr(size, i64)) for n, size in enumerate(sizes))
+    expr = parse_expr(body, Scope(names, sources))
     ranks = {str(x.position): x.rank for x in operands}
     for node in walk(expr):
         if isinstance(node, Load) and len(node.index) != ranks[node.source]:
@@ -63,7 +71,8 @@ def generic_op(
         if isinstance(node, Load):
             order.setdefault(node.source, len(order))
     values = [value_of(source) for source in order]
-    renamed = with_plain_names(body, space)
+    sizes = _sizes_in(body)
+    renamed = with_plain_names(body, space, sizes)
 
     def numbered(node: Expr) -> Expr | None:
         if isinstance(node, Load):
@@ -72,14 +81,22 @@ def generic_op(
 
     text = to_text(transform(renamed, numbered))
     shape = tuple(index.extent for index in space)
-    return b.op(NAME, *values, domain=DOMAIN, body=text, shape=shape)
+    return b.op(NAME, *values, domain=DOMAIN, body=text, shape=shape, sizes=sizes or None)
 
 
-def with_plain_names(body: Expr, space: Sequence[Index]) -> Expr:
-    """The body with the indices of `space` named i0, i1, ..., and axes of reductions k0, k1, ...,
-    all different, so that its text depends on nothing but its structure."""
+def _sizes_in(body: Expr) -> tuple[Expr, ...]:
+    """The sizes that the text of a body names: its own, and open extents of reductions."""
+    named = [node for node in walk(body) if isinstance(node, Sym)]
+    extents = [axis.extent for node in reduces(body) for axis in node.axes]
+    return tuple(dict.fromkeys([*named, *(e for e in extents if isinstance(e, Expr))]))
+
+
+def with_plain_names(body: Expr, space: Sequence[Index], sizes: Sequence[Expr] = ()) -> Expr:
+    """The body with the indices of `space` named i0, i1, ..., axes of reductions k0, k1, ..., all
+    different, and `sizes` s0, s1, ..., so that its text depends on nothing but its structure."""
     made: dict[tuple, Expr] = {}
     outer: dict[Expr, Expr] = {x: Index(f"i{d}", x.extent) for d, x in enumerate(space)}
+    plain: dict[Expr, Expr] = {size: Sym(f"s{n}", 0) for n, size in enumerate(sizes)}
 
     def visit(node: Expr, names: dict[Expr, Expr]) -> Expr:
         if not reduces(node):
@@ -94,11 +111,12 @@ def with_plain_names(body: Expr, space: Sequence[Index]) -> Expr:
 
     def reduction(node: Reduce, names: dict[Expr, Expr]) -> Expr:
         first = sum(len(known.axes) for known in made.values() if isinstance(known, Reduce))
-        depth = sum(index.name.startswith("k") for index in names.values())  # type: ignore
-        axes = tuple(Index(f"k{first + depth + n}", a.extent) for n, a in enumerate(node.axes))
+        depth = sum(isinstance(x, Index) and x.name.startswith("k") for x in names.values())  # type: ignore
+        extents = [plain.get(a.extent, a.extent) for a in node.axes]  # type: ignore[arg-type]
+        axes = tuple(Index(f"k{first + depth + n}", e) for n, e in enumerate(extents))
         return Reduce(node.op, visit(node.body, {**names, **dict(zip(node.axes, axes))}), axes)
 
-    return visit(body, outer)
+    return visit(body, {**outer, **plain})
 
 
 @op("StopGradient", domain=DOMAIN)
