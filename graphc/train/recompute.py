@@ -8,7 +8,7 @@ result, as the bytes are that are dequantised, these are kept instead.
 
 Which values are worth it follows from the operations and bytes of each (selection.py). The memory
 itself is that of programs as they are compiled, with fusion and all, and planned: the fewest bytes
-are dropped for which that keeps to a limit, found by bisection.
+are dropped for which that keeps to a limit, as far as a few programs show.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from graphc.passes.analysis.structure import has_body, is_view, reductions
 from graphc.passes.dce import remove_dead
 from graphc.train.selection import Candidate, Selection, selected
 
-PARTS = 8  # of the bytes that are kept; so many are dropped, one after the other
-FINER = 4  # times that the last of these is halved
+GUESSES = 3  # of how many bytes to drop, a program each
+MOST_FACTOR = 4.0  # by which a guess is more than the one before
+PARTS = 8  # of the bytes that are kept: so many are dropped, one after the other, if guesses fail
 UNKNOWN = 16  # operations for each element of an op without a body
 
 Measure = Callable[[Graph], int]
@@ -56,36 +57,63 @@ def fitted(graph: Graph, loss: Value, limit: int, measure: Measure) -> Recompute
     before = measure(clone_graph(graph))
     if before <= limit:
         return Recomputed(graph)
-    total = sum(value.tensor.most_bytes for value in plan.values)
-    sizes: dict[tuple[int, ...], int] = {(): before}
-
-    def tried(wanted: int) -> Selection:
-        made = selected(plan.candidates, wanted)
-        if made.chosen not in sizes:
-            sizes[made.chosen] = measure(plan.applied(made.chosen))
-        return made
-
-    low = high = 0
-    for part in range(1, PARTS + 1):  # more is not always less: what is computed again is long kept
-        low, high = high, total * part // PARTS
-        best = tried(high)
-        if sizes[best.chosen] <= limit:
-            break
-    else:
-        raise ModelError(
-            f"the temporaries of a training step take {before:,} bytes, and "
-            f"{min(sizes.values()):,} if more is computed again; the limit leaves {limit:,}"
-        )
-    for _ in range(FINER):
-        middle = (low + high) // 2
-        made = tried(middle)
-        if sizes[made.chosen] > limit:
-            low = middle
-        else:
-            high, best = middle, made
+    best = _Search(plan, limit, before, measure).run()
     values = tuple(plan.values[n] for n in best.chosen)
     done = plan.applied(best.chosen)
     return Recomputed(done, values, best.cost, best.bound, plan.forward)
+
+
+class _Search:
+    """Looks for a choice that keeps to a limit, by few programs: how much smaller one gets for so
+    many bytes that are dropped says how many to drop next. More is not always less, as what is
+    computed again is long kept: where guesses fail, parts of all bytes are tried."""
+
+    def __init__(self, plan: _Plan, limit: int, before: int, measure: Measure):
+        self.plan, self.limit, self.before, self.measure = plan, limit, before, measure
+        self.total = sum(value.tensor.most_bytes for value in plan.values)
+        self.sizes: dict[tuple[int, ...], int] = {(): before}
+
+    def run(self) -> Selection:
+        """The choice; ModelError says how much is needed at least."""
+        excess = self.before - self.limit
+        low, wanted = 0, min(excess, self.total)
+        for number in range(1, GUESSES + 1):
+            made = self.tried(wanted)
+            if self.fits(made):
+                return self.finer(low, wanted, made) if number < GUESSES else made
+            freed = self.before - self.sizes[made.chosen]
+            factor = excess / freed if freed > 0 else MOST_FACTOR
+            low, wanted = wanted, min(int(wanted * min(factor, MOST_FACTOR) * 1.05), self.total)
+        for part in range(1, PARTS + 1):
+            made = self.tried(self.total * part // PARTS)
+            if self.fits(made):
+                return made
+        raise ModelError(
+            f"the temporaries of a training step take {self.before:,} bytes, and "
+            f"{min(self.sizes.values()):,} if more is computed again; the limit leaves "
+            f"{self.limit:,}"
+        )
+
+    def tried(self, wanted: int) -> Selection:
+        """The choice that frees so many bytes, whose program is measured."""
+        made = selected(self.plan.candidates, wanted)
+        if made.chosen not in self.sizes:
+            self.sizes[made.chosen] = self.measure(self.plan.applied(made.chosen))
+        return made
+
+    def fits(self, made: Selection) -> bool:
+        """Whether the program of a choice keeps to the limit."""
+        return self.sizes[made.chosen] <= self.limit
+
+    def finer(self, low: int, high: int, made: Selection) -> Selection:
+        """A choice of fewer bytes, if that keeps to the limit too: the one where a line between the
+        last that did not (`low` bytes) and this one (`high`) does, and a little more."""
+        above = self.sizes[self.tried(low).chosen] if low else self.before
+        share = (above - self.limit) / max(above - self.sizes[made.chosen], 1) + 0.15
+        if share >= 0.9:
+            return made
+        other = self.tried(low + int((high - low) * share))
+        return other if self.fits(other) else made
 
 
 def kept(graph: Graph, loss: Value) -> list[Value]:

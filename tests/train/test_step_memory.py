@@ -8,6 +8,7 @@ import pytest
 from graphc import dsl, train
 from graphc.driver import program_for
 from graphc.errors import ModelError
+from graphc.train import memory
 from graphc.train.memory import parsed
 from graphc.train.recompute import _Plan
 from graphc.train.selection import selected
@@ -50,14 +51,23 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_less_memory_gives_the_same_bits(name):
+def test_less_memory_gives_the_same_bits(name, monkeypatch):
     make, batch, share = CASES[name]
     graph = make()
     usual = train.Step(graph, "mse", train.SGD(0.1), threads=1)
     taken = usual.memory(batch)
     limit = int(taken.parameters + taken.optimizer + share * taken.temporaries)
     small = train.Step(graph, "mse", train.SGD(0.1), threads=1, memory=limit)
+    measured = []
+    real = memory._arena
+
+    def counted(*arguments):
+        measured.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(memory, "_arena", counted)
     less = small.memory(batch)
+    assert len(measured) <= 5  # the step, three that take less, and what is told of the last
     assert less.total <= limit < taken.total
     assert sum(less.activations.values()) < sum(taken.activations.values())
     for _ in range(2):
