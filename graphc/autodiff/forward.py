@@ -7,7 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from graphc.autodiff.contributions import Sources, rebuilt, takes_first
-from graphc.autodiff.region_pooling import flat_shape, places_of_maxima, require_mean
+from graphc.autodiff.region_pooling import (
+    flat_shape,
+    places_of_maxima,
+    takes_means,
+    weighted_maxima,
+)
 from graphc.autodiff.reverse import BODIES, require_types
 from graphc.autodiff.rules import as_products, inverse_transposed, scatter_slopes
 from graphc.autodiff.tangent import tangent
@@ -125,9 +130,13 @@ def _multiplied(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value
 
 
 def _aligned(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
-    """RoiAlign of the tangents of images: it is linear in these, unless it takes maxima."""
-    require_mean(op)
-    return _linear(b, op, given) if given[0] is not None else [None]
+    """RoiAlign of the tangents of images: it is linear in these, or takes some of them."""
+    if given[0] is None:
+        return [None]
+    if takes_means(op):
+        return _linear(b, op, given)
+    places, weights = weighted_maxima(b, op)
+    return [b.Mul(b.GatherND(_flat(b, op, given[0]), places), weights)]
 
 
 def _pooled(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
@@ -135,8 +144,13 @@ def _pooled(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | N
     if given[0] is None:
         return [None]
     places, is_there = places_of_maxima(b, op)
-    flat = b.Reshape(given[0], np.array(flat_shape(op.operand(0).tensor.static_shape)))
+    flat = _flat(b, op, given[0])
     return [b.Where(is_there, b.GatherND(flat, places), b.constant(0, flat.tensor.dtype))]
+
+
+def _flat(b: Builder, op: Op, tangent: Value) -> Value:
+    """Tangents of images whose rows follow each other."""
+    return b.Reshape(tangent, np.array(flat_shape(op.operand(0).tensor.static_shape)))
 
 
 def _determinant(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:

@@ -2,16 +2,18 @@
 
 RoiAlign by means is linear in the images, and bilinear weights are products of one for each axis.
 So it is two products with matrices of weights: of the rows of the image for each row of bins, and
-of its columns for each column. MaxRoiPool takes elements, whose places are computed again.
+of its columns for each column. MaxRoiPool takes elements, whose places are computed again, and
+RoiAlign by maxima one weighted neighbour of all samples, likewise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from graphc.errors import UnsupportedError
+from graphc.ir.addresses import flatten_index, unflatten_index
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import (
@@ -21,17 +23,22 @@ from graphc.ir.expr import (
     Load,
     Reduce,
     as_expr,
+    call,
     cast,
     ceil,
     maximum,
     minimum,
     select,
+    substitute,
 )
 from graphc.ir.graph import Op, Value
 from graphc.ir.ops.generic import generic_op
 from graphc.ir.ops.helpers import choose, clamped
 from graphc.ir.ops.roi import Samples, bin_samples, region_bin, weighted_pair
+from graphc.ir.types import TensorType
 
+SPACED = 2  # samples to an element, at most: a bin has as many as it is elements long, or one more
+ROUNDING = 1e-6  # of products that are computed twice, by their size
 NEAR = 7  # samples less than 1 from an element, where they are more than 1/2 apart, and one more
 ALIGN = {
     "coordinate_transformation_mode": "half_pixel", "sampling_ratio": 0, "spatial_scale": 1.0,
@@ -40,44 +47,58 @@ ALIGN = {
 
 
 def aligned(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
-    """RoiAlign: the transposed products, summed over all regions of an image."""
+    """RoiAlign by means: the transposed products, summed over all regions of an image. By maxima:
+    each neighbour that is taken gets its weight's share."""
     (g,) = cotangents
     assert g is not None
-    attrs = {**ALIGN, **op.attrs}
-    require_mean(op)
     images = op.operand(0).tensor
-    down, across = (_weights(b, op, axis, attrs) for axis in (0, 1))
+    if not takes_means(op):
+        places, weights = weighted_maxima(b, op)
+        return [_added(b, images, places, b.Mul(g, weights)), None, None]
+    down, across = (_weights(b, op, axis) for axis in (0, 1))
     rows = b.Einsum(g, across, equation="rcpq,rqw->rcpw")
     own = _of_image(b, op, down, images.static_shape[0])
     return [b.Einsum(own, rows, equation="nrph,rcpw->nchw"), None, None]
 
 
-def require_mean(op: Op) -> None:
-    """UnsupportedError for a RoiAlign that takes maxima."""
-    if op.attrs.get("mode", "avg") != "avg":
-        raise UnsupportedError(
-            f"{op.where()}: RoiAlign has no derivative in mode max; use mode avg"
-        )
+def takes_means(op: Op) -> bool:
+    """Whether a RoiAlign takes means of samples, not maxima."""
+    return op.attrs.get("mode", "avg") == "avg"
 
 
 def _kept(value: Expr) -> Expr:
     return value
 
 
-def _weights(b: Builder, op: Op, axis: int, attrs: dict) -> Value:
+def _samples(op: Op, rois: Value, region: Expr, o: Expr, axis: int) -> Samples:
+    """The samples of bin `o` of a region along an axis."""
+    attrs, images = {**ALIGN, **op.attrs}, op.operand(0).tensor
+    corners = [
+        cast(Load("1", [region, as_expr(n, i64)], rois.tensor.dtype), images.dtype.compute)
+        * attrs["spatial_scale"]
+        for n in (1 - axis, 3 - axis)
+    ]
+    return bin_samples(
+        _kept, corners, o, _bins(op, axis), images.static_shape[2 + axis], attrs["sampling_ratio"],
+        attrs["coordinate_transformation_mode"] == "half_pixel",
+    )  # fmt: skip
+
+
+def _bins(op: Op, axis: int) -> int:
+    return int(op.output.tensor.static_shape[2 + axis])
+
+
+def _weights(b: Builder, op: Op, axis: int) -> Value:
     """What each element along an axis counts in a bin of a region: [regions, bins, extent]."""
     images, rois = op.operand(0).tensor, b.op("StopGradient", op.operand(1), domain="graphc")
     wide, extent = images.dtype.compute, images.static_shape[2 + axis]
-    bins = attrs["output_width" if axis else "output_height"]
-    space = [Index("i0", rois.tensor.static_shape[0]), Index("i1", bins), Index("i2", extent)]
-    region, o, element = space
-    corners = [
-        cast(Load("1", [region, as_expr(n, i64)], rois.tensor.dtype), wide) * attrs["spatial_scale"]
-        for n in (1 - axis, 3 - axis)
+    space = [
+        Index(f"i{d}", n)
+        for d, n in enumerate((rois.tensor.static_shape[0], _bins(op, axis), extent))
     ]
-    half_pixel = attrs["coordinate_transformation_mode"] == "half_pixel"
-    ratio = attrs["sampling_ratio"]
-    samples = bin_samples(_kept, corners, o, bins, extent, ratio, half_pixel)
+    region, o, element = space
+    ratio = op.attrs.get("sampling_ratio", 0)
+    samples = _samples(op, rois, region, o, axis)
     k = Index("k", ratio if ratio > 0 else NEAR)
     n = k + _first_near(samples, element) if ratio <= 0 else k
     at = Samples(samples.start, samples.size, samples.count, Const(0, i64), samples.count)
@@ -105,6 +126,47 @@ def _of_image(b: Builder, op: Op, weights: Value, count: int) -> Value:
     return generic_op(b, space, body, {"2": images, "w": weights}.__getitem__)
 
 
+def weighted_maxima(b: Builder, op: Op) -> tuple[Value, Value]:
+    """Of RoiAlign by maxima: where the first of the largest weighted neighbours of each bin is,
+    [..., 3] as of `places_of_maxima`, and its weight; 0 where samples outside are larger."""
+    x, rois = op.operand(0).tensor, b.op("StopGradient", op.operand(1), domain="graphc")
+    space = [Index(f"i{d}", n) for d, n in enumerate(op.output.tensor.static_shape)]
+    region, channel, *where = space
+    sources = {"0": op.operand(0), "1": rois, "2": op.operand(2)}
+    image = clamped(Load("2", [region], op.operand(2).tensor.dtype), x.dims[0])
+    ratio, taps = op.attrs.get("sampling_ratio", 0), list[Index]()
+    is_sample, whole, weight = as_expr(True), as_expr(True), as_expr(1.0, x.dtype.compute)
+    place: list[Expr] = []
+    for axis, extent in enumerate(x.static_shape[2:]):
+        samples = _samples(op, rois, region, where[axis], axis)
+        n, side = Index(f"k{axis}", ratio or SPACED * extent + 2 * NEAR), Index(f"e{axis}", 2)
+        inside, pair = weighted_pair(_kept, samples.position(n), extent)
+        place.append(select(side.eq(0), pair[0][0], pair[1][0]))
+        weight *= select(inside, select(side.eq(0), pair[0][1], pair[1][1]), 0)
+        is_sample &= n < samples.near
+        whole &= samples.near.eq(samples.count)
+        taps += [n, side]
+    value = cast(Load("0", [image, channel, *place], x.dtype), weight.dtype) * weight
+    lowest = Const(weight.dtype.min, weight.dtype)
+    body = Reduce("max", select(is_sample, value, lowest), tuple(taps))
+    sources["m"] = generic_op(b, space, body, sources.__getitem__)
+    most = Load("m", space, weight.dtype)
+    reaches = is_sample & (value >= most - call("abs", most) * ROUNDING) & (whole | (most > 0))
+    extents = tuple(tap.extent for tap in taps)
+    nowhere, number = Const(i64.max, i64), flatten_index(tuple(taps), extents)
+    body = Reduce("min", select(reaches, number, nowhere), tuple(taps))
+    sources["p"] = generic_op(b, space, body, sources.__getitem__)
+    found = Load("p", space, i64)
+    last = math.prod(tap.count for tap in taps) - 1
+    own = dict(zip(taps, unflatten_index(minimum(found, last), extents)))
+    axis3 = Index("i4", 3)
+    flat = place[0] * x.static_shape[3] + place[1]
+    parts = choose(axis3, [cast(image, i64), channel, substitute(flat, own)])
+    share = cast(select(found.eq(nowhere), 0, substitute(weight, own)), x.dtype)
+    places = generic_op(b, [*space, axis3], parts, sources.__getitem__)
+    return places, generic_op(b, space, share, sources.__getitem__)
+
+
 # ---------------------------------------------------------------- MaxRoiPool
 
 
@@ -113,10 +175,14 @@ def pooled(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value
     (g,) = cotangents
     images = op.operand(0).tensor
     places, is_there = places_of_maxima(b, op)
-    updates = b.Where(is_there, g, b.constant(0, images.dtype))
+    return [_added(b, images, places, b.Where(is_there, g, b.constant(0, images.dtype))), None]
+
+
+def _added(b: Builder, images: TensorType, places: Value, updates: Value) -> Value:
+    """What is added up at places of images, zeros elsewhere."""
     zeros = b.constant(np.zeros(flat_shape(images.static_shape), images.dtype.np))
     total = b.ScatterND(zeros, places, updates, reduction="add")
-    return [b.Reshape(total, np.array(images.dims, np.int64)), None]
+    return b.Reshape(total, np.array(images.dims, np.int64))
 
 
 def flat_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -61,10 +61,12 @@ def test_maxima_of_bins():
     check(made, (6, 3, 2, 3))
 
 
-def test_maxima_of_samples_have_none():
-    def loss(x):
-        made = dsl.RoiAlign(x, CORNERS, IMAGES, mode="max", output_height=2, output_width=2)
-        return dsl.ReduceSum(made, keepdims=0)
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_maxima_of_samples(ratio):
+    def made(x):
+        return dsl.RoiAlign(
+            x, CORNERS, IMAGES, mode="max", output_height=3, output_width=2, sampling_ratio=ratio,
+            spatial_scale=0.8,
+        )  # fmt: skip
 
-    with pytest.raises(graphc.UnsupportedError, match="RoiAlign has no derivative in mode max"):
-        graphc.grad(loss)(X)
+    check(made, (6, 3, 3, 2))
