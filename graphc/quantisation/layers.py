@@ -51,8 +51,13 @@ class Layer:
         return 0 if transposed else CONTRACTIONS[self.op.name]
 
     @property
-    def has_groups(self) -> bool:
-        return self.op.attrs.get("group", 1) > 1
+    def channels(self) -> int:
+        """How many output channels there are."""
+        return self.weights.shape[self.axis]
+
+    @property
+    def groups(self) -> int:
+        return self.op.attrs.get("group", 1)
 
 
 class Choice:
@@ -61,7 +66,7 @@ class Choice:
 
     def __init__(self, graph: Graph, whole: bool = False, left_out: frozenset[str] = frozenset()):
         self.graph, self.whole = graph, whole
-        self.layers = [layer for layer in _layers(graph) if layer.name not in left_out]
+        self.layers = [layer for layer in all_layers(graph) if layer.name not in left_out]
         self.members: dict[Op, Value] = {layer.op: layer.end for layer in self.layers}
         self.followers = {
             op: _end(op, graph) for op in graph.ops
@@ -191,7 +196,7 @@ def _is_float(value: Value) -> bool:
     return value.is_ranked and value.tensor.dtype is dtypes.f32
 
 
-def _layers(graph: Graph) -> list[Layer]:
+def all_layers(graph: Graph) -> list[Layer]:
     """All layers of a graph, their names distinct."""
     found, taken = [], set[str]()
     for op in graph.ops:

@@ -30,8 +30,11 @@ class Moments:
         """Without rows yet; None if a layer is not described by rows."""
         if layer.op.name == "ConvTranspose":
             return None
-        groups = layer.op.attrs.get("group", 1)
-        columns = layer.weights.size // layer.weights.shape[layer.axis]
+        return Moments.empty(layer.groups, columns_of(layer))
+
+    @staticmethod
+    def empty(groups: int, columns: int) -> Moments:
+        """Of no rows."""
         return Moments(np.zeros((groups, columns)), np.zeros((groups, columns, columns)))
 
     def add(self, rows: np.ndarray) -> None:
@@ -87,7 +90,7 @@ def rows_read(layer: Layer, array: np.ndarray, seed: int) -> np.ndarray:
 
 def _windows(layer: Layer, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     attrs, kernel = layer.op.attrs, layer.weights.shape[2:]
-    rank, groups = len(kernel), attrs.get("group", 1)
+    rank, groups = len(kernel), layer.groups
     strides = attrs.get("strides") or (1,) * rank
     dilations = attrs.get("dilations") or (1,) * rank
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -17,11 +18,22 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.types import TensorType
 from graphc.quantisation.layers import Choice, Layer, operands
+from graphc.quantisation.levels import FLOAT, INTEGER
 from graphc.quantisation.open_types import take_back
 from graphc.quantisation.ranges import Parameters, chosen
 from graphc.quantisation.statistics import Statistics
 
 LARGEST = (1 << 31) - 1  # of a bias
+
+
+class Stored(Protocol):
+    """Weights of a layer that are stored narrowly, in steps of `step` in the mean."""
+
+    @property
+    def step(self) -> float: ...
+
+    def __call__(self, b: Builder) -> Value:
+        """The weights in floats."""
 
 
 @dataclass
@@ -34,110 +46,213 @@ class Weights:
     bias: np.ndarray | None
 
 
+@dataclass
+class Precision:
+    """What the levels of a model are made of: the parameters of groups and the integers of layers,
+    by level; and builders of weights for levels at which what a layer reads is float."""
+
+    parameters: Mapping[str, Mapping[int, Parameters]]
+    weights: Mapping[str, Mapping[str, Weights]]
+    stored: Mapping[str, Mapping[str, Stored]]
+
+
 class Switches:
-    """A further input of a graph, with which layers are quantised or float at run time."""
+    """A further input of a graph, with which the level of each layer is chosen at run time: for
+    each level but float, whether a layer is at it."""
 
-    name = "layers_that_are_quantised"
+    name = "levels_of_layers"
 
-    def __init__(self, choice: Choice):
-        self.layers = {layer: number for number, layer in enumerate(choice.layers)}
-        type = TensorType(dtypes.boolean, (len(self.layers),))
-        self.input = choice.graph.add_param(type, self.name)
+    def __init__(self, graph: Graph, names: Sequence[str], levels: Sequence[str]):
+        self.names, self.levels = list(names), [level for level in levels if level != FLOAT]
+        type = TensorType(dtypes.boolean, (len(self.names) * len(self.levels),))
+        self.input = graph.add_param(type, self.name)
 
-    def mixed(self, b: Builder, layers: Sequence[Layer], integer: Value, plain: Value) -> Value:
-        """The one value if any of the layers is quantised, else the other."""
-        flags = [b.Gather(self.input, b.constant(self.layers[each], dtypes.i64)) for each in layers]
-        if not flags:
-            return integer
-        flag = flags[0]
-        for other in flags[1:]:
-            flag = b.Or(flag, other)
-        return b.Where(flag, integer, plain)
+    def flags(self, chosen: Mapping[str, str]) -> np.ndarray:
+        """The input for levels by layer."""
+        pairs = [chosen[name] == level for name in self.names for level in self.levels]
+        return np.array(pairs)
+
+    def mixed(
+        self, b: Builder, names: Sequence[str], level: str, there: Value, otherwise: Value
+    ) -> Value:
+        """The one value if any of the layers is at the level, else the other."""
+        places = [self.names.index(n) * len(self.levels) + self.levels.index(level) for n in names]
+        if not places:
+            return there
+        flag = None
+        for place in places:
+            own = b.Gather(self.input, b.constant(place, dtypes.i64))
+            flag = own if flag is None else b.Or(flag, own)
+        return b.Where(flag, there, otherwise)
 
 
-def insert(
-    choice: Choice, parameters: Mapping[int, Parameters], weights: Mapping[Layer, Weights],
-    switches: Switches | None = None,
-) -> None:  # fmt: skip
-    """Rewrites the graph of a choice, in place."""
-    graph = choice.graph
-    governing = {value: choice.governing(value) for value in choice.groups}
+@dataclass
+class Assigned:
+    """Levels that are fixed: those of layers by name; `default` is that of values that no layer
+    reads."""
+
+    layers: Mapping[str, str]
+    default: str
+
+    def of(self, layers: Sequence[Layer]) -> str:
+        """The level of a value that these layers read: the last of INTEGER that one has."""
+        wanted = [self.layers[layer.name] for layer in layers] or [self.default]
+        return max((w for w in wanted if w in INTEGER), key=INTEGER.index, default=self.default)
+
+
+def insert(choice: Choice, made: Precision, levels: Assigned | Switches) -> dict[Layer, Parameters]:
+    """Rewrites the graph of a choice, in place; without switches, the parameters of what each
+    layer reads."""
+    graph, governing = choice.graph, _governing(choice)
+    by_group = {} if isinstance(levels, Switches) else {
+        group: levels.of(layers) for group, layers in governing.items()
+    }  # fmt: skip
+    read = {}
     for layer in choice.layers:
-        _put_weights(graph, layer, weights[layer], parameters[choice.groups[layer.data]], switches)
+        group = choice.groups[layer.data]
+        if isinstance(levels, Switches):
+            _switch_weights(graph, layer, made, group, levels)
+        else:
+            level = by_group[group]
+            read[layer] = made.parameters[level][group]
+            _put_weights(graph, layer, made.weights[level][layer.name], read[layer])
     for op in choice.followers:
-        _put_constants(op, parameters)
-    for value, group in choice.groups.items():
-        _put_pair(choice, value, parameters[group], switches, governing[value])
+        group = choice.groups[operands(op)[0]]
+        _put_constants(op, made.parameters[by_group.get(group, next(iter(made.parameters)))][group])
+    for value in choice.groups:
+        _put_pair(choice, value, made, levels, by_group)
     take_back(graph)
     drop_unread(graph)
+    return read
+
+
+def _governing(choice: Choice) -> dict[int, list[Layer]]:
+    """The layers that read values of each group."""
+    found: dict[int, list[Layer]] = {}
+    for value, group in choice.groups.items():
+        found.setdefault(group, []).extend(choice.governing(value))
+    return found
 
 
 def _put_pair(
-    choice: Choice, value: Value, p: Parameters, switches: Switches | None, layers: Sequence[Layer]
-) -> None:
-    graph, readers = choice.graph, choice.readers(value)
+    choice: Choice, value: Value, made: Precision, levels: Assigned | Switches,
+    by_group: Mapping[int, str],
+) -> None:  # fmt: skip
+    graph, group, readers = choice.graph, choice.groups[value], choice.readers(value)
     producer = value.producer
     anchor = graph.ops[0] if producer is None else graph.after(producer)
     b = Builder(graph, anchor, () if producer is None else producer.loc)
-    scale, zero = b.constant(np.float32(p.scale)), b.constant(np.array(p.zero, p.dtype.np))
-    integers = b.QuantizeLinear(value, scale, zero)
-    real = b.DequantizeLinear(integers, scale, zero)
-    integers.name, real.name = f"{value.name}_quantised", f"{value.name}_dequantised"
-    if switches is not None:
-        real = switches.mixed(b, layers, real, value)
+    if isinstance(levels, Switches):
+        names, real = [layer.name for layer in choice.governing(value)], value
+        for level, parameters in made.parameters.items():
+            if not names and real is not value:
+                break  # no layer reads it: it has the first level
+            pair = _pair(b, value, parameters[group], "" if real is value else f"_{level}")
+            real = levels.mixed(b, names, level, pair, real)
+    else:
+        real = _pair(b, value, made.parameters[by_group[group]][group])
     for op, number in readers:
         op.set_input(number, real)
 
 
-def _put_weights(
-    graph: Graph, layer: Layer, weights: Weights, data: Parameters, switches: Switches | None
+def _pair(b: Builder, value: Value, p: Parameters, suffix: str = "") -> Value:
+    """A value quantised, and back."""
+    scale, zero = b.constant(np.float32(p.scale)), b.constant(np.array(p.zero, p.dtype.np))
+    integers = b.QuantizeLinear(value, scale, zero)
+    real = b.DequantizeLinear(integers, scale, zero)
+    integers.name = f"{value.name}_quantised{suffix}"
+    real.name = f"{value.name}_dequantised{suffix}"
+    return real
+
+
+def _switch_weights(
+    graph: Graph, layer: Layer, made: Precision, group: int, switches: Switches
 ) -> None:
+    """The weights and the bias of all levels that a layer may have."""
+    op, name = layer.op, [layer.name]
+    b = Builder(graph, op, op.loc)
+    real = op.operand(1)
+    for level, each in made.weights.items():
+        real = switches.mixed(b, name, level, _real_weights(b, layer, each[layer.name]), real)
+    for level, stored in made.stored.items():
+        if layer.name in stored:
+            real = switches.mixed(b, name, level, stored[layer.name](b), real)
+    place = _bias_place(layer)
+    if place is not None:
+        _switch_bias(layer, made, group, switches, *place)
+    op.set_input(1, real)
+
+
+def _switch_bias(
+    layer: Layer, made: Precision, group: int, switches: Switches, owner: Op, number: int
+) -> None:
+    b = Builder(owner.region, owner, owner.loc)  # type: ignore[arg-type]
+    bias = owner.inputs[number] if len(owner.inputs) > number else None
+    for level, weights in made.weights.items():
+        if weights[layer.name].bias is not None:
+            plain = b.constant(np.zeros(layer.channels, np.float32)) if bias is None else bias
+            real = _real_bias(b, layer, weights[layer.name], made.parameters[level][group])
+            bias = switches.mixed(b, [layer.name], level, real, plain)
+    if bias is not None:
+        _set(owner, number, bias)
+
+
+def _put_weights(graph: Graph, layer: Layer, weights: Weights, data: Parameters) -> None:
     op, old = layer.op, layer.op.operand(1)
     b = Builder(graph, op, op.loc)
+    real = _real_weights(b, layer, weights)
+    op.set_input(1, real)
+    real.producer.operand(0).name = f"{old.name}_quantised" if old.name else ""  # type: ignore[union-attr]
+    place = _bias_place(layer)
+    if weights.bias is not None and place is not None:
+        owner, number = place
+        b = Builder(graph, owner, owner.loc)
+        _set(owner, number, _real_bias(b, layer, weights, data))
+
+
+def _real_weights(b: Builder, layer: Layer, weights: Weights) -> Value:
     scales = weights.scales.astype(np.float32)
     zeros = np.zeros(len(scales), weights.integers.dtype)
-    integers = b.constant(weights.integers)
-    integers.name = f"{old.name}_quantised" if old.name else ""
-    real = b.DequantizeLinear(integers, scales, zeros, axis=layer.axis)
-    op.set_input(1, real if switches is None else switches.mixed(b, [layer], real, old))
-    if weights.bias is None:
-        return
+    return b.DequantizeLinear(b.constant(weights.integers), scales, zeros, axis=layer.axis)
+
+
+def _bias_place(layer: Layer) -> tuple[Op, int] | None:
+    """The operand that is a layer's bias, or becomes it; None for a product without."""
     if layer.bias is not None:
-        number = 1 if layer.bias.operand(0) is op.output else 0
+        return layer.bias, 1 if layer.bias.operand(0) is layer.op.output else 0
+    return None if layer.op.name == "MatMul" else (layer.op, 2)
+
+
+def _real_bias(b: Builder, layer: Layer, weights: Weights, data: Parameters) -> Value:
+    """A bias in floats: of an Add as it is, of others as integers in units of the sums."""
+    assert weights.bias is not None
+    if layer.bias is not None:
+        number = 1 if layer.bias.operand(0) is layer.op.output else 0
         shape = layer.bias.operand(number).tensor.static_shape
-        b = Builder(graph, layer.bias, layer.bias.loc)
-        bias = b.constant(weights.bias.astype(np.float32).reshape(shape))
-        if switches is not None:
-            bias = switches.mixed(b, [layer], bias, layer.bias.operand(number))
-        layer.bias.set_input(number, bias)
-        return
-    if op.name == "MatMul":
-        return  # it has no bias, and gets none
-    units = scales * np.float32(data.scale)
+        return b.constant(weights.bias.astype(np.float32).reshape(shape))
+    units = weights.scales.astype(np.float32) * np.float32(data.scale)
     whole = np.clip(np.rint(weights.bias / units), -LARGEST, LARGEST).astype(np.int32)
-    zeros = np.zeros(len(units), np.int32)
-    bias = b.DequantizeLinear(whole, units, zeros, axis=0)
-    if switches is not None:
-        plain = op.inputs[2] if len(op.inputs) > 2 else None
-        bias = switches.mixed(b, [layer], bias, plain or b.constant(np.zeros_like(units)))
-    if len(op.inputs) > 2:
-        op.set_input(2, bias)
+    return b.DequantizeLinear(whole, units, np.zeros(len(units), np.int32), axis=0)
+
+
+def _set(op: Op, number: int, value: Value) -> None:
+    if len(op.inputs) > number:
+        op.set_input(number, value)
     else:
-        op.add_input(bias)
+        op.add_input(value)
 
 
-def _put_constants(op: Op, parameters: Mapping[int, Parameters]) -> None:
+def _put_constants(op: Op, like: Parameters) -> None:
     """Constants of sums and products, which are quantised like other operands."""
     if op.name not in ("Add", "Sub", "Mul"):
         return
-    dtype = next(iter(parameters.values())).dtype
     for number, value in enumerate(op.inputs):
         contents = None if value is None else value.constant
         if contents is None or operands(op) == []:
             continue
         statistics = Statistics()
         statistics.add(contents)
-        p = chosen(statistics, dtype, "minmax")
+        p = chosen(statistics, like.dtype, "minmax")
         b = Builder(op.region, op, op.loc)  # type: ignore[arg-type]
         scale, zero = np.float32(p.scale), np.array(p.zero, p.dtype.np)
         op.set_input(number, b.DequantizeLinear(p.applied(contents), scale, zero))

@@ -7,6 +7,7 @@ inputs by name itself.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -47,6 +48,16 @@ class Samples:
         if not count:
             raise ModelError("calibration data: there are no samples")
         self.taken = count
+
+    def halves(self) -> tuple[Samples, Samples] | None:
+        """Every second sample, and the others; None if there are not two."""
+        if next(itertools.islice(self, 1, 2), None) is None:
+            return None
+        even, odd = (
+            Samples(lambda start=start: itertools.islice(self, start, None, 2), None)  # type: ignore[misc]
+            for start in (0, 1)
+        )
+        return even, odd
 
 
 def samples_of(data: Any, graph: Graph, most: int | None = None) -> Samples:

@@ -9,7 +9,8 @@ from graphc import dsl
 from graphc.ir.interp import interpret
 from graphc.quantisation.layers import Choice
 from graphc.quantisation.moments import Moments, rows_read
-from graphc.quantisation.quantiser import prepared, rows_of
+from graphc.quantisation.quantiser import prepared
+from graphc.quantisation.weights import rows_of
 
 RNG = np.random.default_rng(0)
 

@@ -1,0 +1,311 @@
+"""One quantisation: calibrate, equalise, choose levels, rewrite, measure.
+
+Values and layers are known by name, as the graph is copied for every choice of levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from graphc.api import compile
+from graphc.errors import ModelError
+from graphc.ir.build import Builder
+from graphc.ir.graph import Graph
+from graphc.ir.ops.in_range import own_results
+from graphc.observing import observe
+from graphc.quantisation import equalising, four_bits, half, recurrent, rewriting
+from graphc.quantisation.budgets import Limits, Needs, most_that_fit, needs_of
+from graphc.quantisation.calibrating import Calibration, store
+from graphc.quantisation.layers import Layer, all_layers
+from graphc.quantisation.levels import FLOAT, INTEGER, LEVELS
+from graphc.quantisation.measuring import Comparison, decibels
+from graphc.quantisation.mixtures import Switchable, by_noise, cheapest, multiplications
+from graphc.quantisation.open_types import take_back, types_between
+from graphc.quantisation.options import Note, Options
+from graphc.quantisation.recurrent import RecurrentLayer, recurrent_layers
+from graphc.quantisation.results import LayerReport, Quantised
+from graphc.quantisation.rewriting import Assigned, Switches
+from graphc.quantisation.samples import Samples
+
+
+@dataclass
+class _Row:
+    """A quantised layer: its operator and level, the scale that the report tells, and the name of
+    its result."""
+
+    name: str
+    operator: str
+    bits: tuple[int, int]
+    scale: float
+    end: str
+
+
+@dataclass
+class _Built:
+    """A rewritten graph, its quantised layers, and how near it is: ratios of layers' results in
+    dB by name, and a comparison of the outputs."""
+
+    levels: Mapping[str, str]
+    graph: Graph
+    rows: list[_Row]
+    ratios: Mapping[str, float]
+    comparison: Comparison
+
+
+class Process:
+    """One quantisation of a prepared graph."""
+
+    def __init__(
+        self, graph: Graph, data: Samples, options: Options, threads: int | None, note: Note
+    ):
+        self.data, self.options, self.note = data, options, note
+        self.compiling: dict[str, Any] = {} if threads is None else {"threads": threads}
+        self.types = types_between(graph, next(iter(data)))
+        self.calibration = self._calibrated(graph)
+        self._check()
+
+    def _calibrated(self, graph: Graph) -> Calibration:
+        return Calibration(
+            graph, self.types, self.data, self.options, self.note, self.compiling
+        )  # fmt: skip
+
+    def _check(self) -> None:
+        graph = self.calibration.chosen(()).graph
+        names = [layer.name for layer in _every(graph)]
+        if not names:
+            raise ModelError(
+                "there is no layer to quantise: no Conv, ConvTranspose, Gemm, MatMul or recurrent "
+                "layer with constant weights in float32"
+            )
+        unknown = set(self.options.left_out) - set(names)
+        if unknown:
+            raise ModelError(f"there is no layer {sorted(unknown)[0]!r} to leave out, but {names}")
+        if self.options.base == "int4":
+            four_bits.check(self.calibration.choice.layers)
+
+    def result(self) -> Quantised:
+        """The quantised model, with what was measured."""
+        allowed = self.options.allowed
+        if self.options.equalise and self.options.base in INTEGER:
+            self.calibration = self._calibrated(self._equalised(self.calibration.graph))
+        self.calibration.prepare(allowed)
+        built = self._measured(self._at_base())
+        levels = dict(built.levels)
+        if self.options.keep_accuracy is not None:
+            self.note("measuring the sensitivity of layers")
+            levels = cheapest(self._switchable(allowed), self.options.keep_accuracy)
+        needs = None
+        if self.options.limits is not None:
+            levels = self._fitting(levels, self.options.limits)
+            needs = self._needs(levels, self.options.limits)
+        if levels != built.levels:
+            built = self._measured(levels)
+        return self._quantised(built, needs)
+
+    def _at_base(self) -> dict[str, str]:
+        """Each layer at the level that was asked for, as far as it can have it."""
+        base, found = self.options.base, {}
+        for layer in self.calibration.choice.layers:
+            found[layer.name] = base if base in self._levels_of(layer, (base,)) else FLOAT
+        for each in self.calibration.recurrent:
+            found[each.name] = "int8" if base in INTEGER else FLOAT
+        return found
+
+    def _levels_of(self, layer: Layer | RecurrentLayer, allowed: Sequence[str]) -> list[str]:
+        """Those of some levels that a layer can have."""
+        if isinstance(layer, RecurrentLayer):
+            return [level for level in allowed if level in ("int8", FLOAT)] or [FLOAT]
+        known = self.calibration.stored
+        return [
+            level for level in allowed
+            if level in (*INTEGER, FLOAT) or layer.name in known.get(level, ())
+        ] or [FLOAT]  # fmt: skip
+
+    def _equalised(self, graph: Graph) -> Graph:
+        """The graph with its channels equalised, if that brings the outputs nearer. That is tried
+        on each half of the samples, and judged by the other: channels that fill their ranges on the
+        samples at hand are the first to leave them on others."""
+        copy, halves = self.calibration.chosen(()).graph, self.data.halves()
+        streams = equalising.streams_of(copy)
+        if not streams or halves is None:
+            return graph
+        self.note("equalising channels")
+        for fitting, judging in (halves, halves[::-1]):
+            plain = self._ratio(graph, fitting, judging)
+            if self._ratio(self._scaled(fitting), fitting, judging) <= plain:
+                return graph
+        return self._scaled(self.data)
+
+    def _scaled(self, data: Samples) -> Graph:
+        """The graph with its channels equalised by samples."""
+        graph = self.calibration.chosen(()).graph
+        streams = equalising.streams_of(graph)
+        names = list(dict.fromkeys(r.data.name for stream in streams for r in stream.readers))
+        samples = observe(self.calibration.graph, names, data, **self.compiling)
+        equalising.equalise(graph, streams, equalising.seen_by(streams, samples))
+        take_back(graph)
+        return graph
+
+    def _ratio(self, graph: Graph, fitting: Samples, judging: Samples) -> float:
+        """The ratio of the outputs in dB on some samples, after calibration on others."""
+        one = replace(self.options, equalise=False, labels=None)
+        process = Process(graph, fitting, one, self.compiling.get("threads"), lambda text: None)
+        process.calibration.prepare((self.options.base,))
+        process.data = judging
+        return process._measured(process._at_base()).comparison.decibels()
+
+    def _rewritten(self, levels: Mapping[str, str]) -> tuple[Graph, list[_Row]]:
+        """The graph with layers at these levels, and its quantised layers."""
+        calibration = self.calibration
+        left = [layer.name for layer in calibration.choice.layers]
+        left = [name for name in left if levels.get(name, FLOAT) not in INTEGER]
+        choice = calibration.chosen([*self.options.left_out, *left])
+        graph = choice.graph
+        every, states = all_layers(graph), recurrent_layers(graph)
+        places = {layer.name: graph.place(layer.op) for layer in _every(graph)}
+        kept = {
+            layer.op.operand(1).name for layer in every if levels.get(layer.name, FLOAT) == FLOAT
+        }
+        ends = {layer.name: layer.end.name for layer in every}
+        read = rewriting.insert(
+            choice, calibration.precision(choice), Assigned(levels, self.options.base)
+        )
+        parameters = {layer.name: found for layer, found in read.items()}
+        rows = []
+        for layer in every:
+            level = levels.get(layer.name, FLOAT)
+            if level == FLOAT:
+                continue
+            bits = (LEVELS[level].weight_bits, LEVELS[level].activation_bits)
+            if level in INTEGER:
+                own = parameters[layer.name]
+                bits, scale = (8, own.dtype.bits), own.scale
+            else:
+                stored = calibration.stored[level][layer.name]
+                scale = stored.step
+                if self.options.base != "float16":
+                    store(graph, layer, stored)
+            rows.append(_Row(layer.name, layer.op.name, bits, scale, ends[layer.name]))
+        for state in states:
+            if levels.get(state.name, FLOAT) != FLOAT:
+                made = calibration.recurrent_weights[state.name]
+                bits = (8, 8 if state.is_integer else 32)
+                scale = float(made.scales[recurrent.W].mean())
+                rows.append(_Row(state.name, state.op.name, bits, scale, state.end.name))
+                recurrent.replace(graph, state, made)
+        if self.options.base == "float16":
+            half.put(graph, kept)
+        rewriting.drop_unread(graph)
+        return graph, sorted(rows, key=lambda row: places[row.name])
+
+    def _measured(self, levels: Mapping[str, str]) -> _Built:
+        """The model with these levels, compared with the float one."""
+        graph, rows = self._rewritten(levels)
+        self.note("measuring")
+        names = [row.end for row in rows]
+        outputs = [name for name, _ in own_results(self.calibration.graph)]
+        wanted = list(dict.fromkeys([*outputs, *names]))
+        expected = observe(self.calibration.graph, wanted, self.data, **self.compiling)
+        found = observe(graph, wanted, self.data, **self.compiling)
+        comparison, sums = Comparison(self.options.labels), {name: [0.0, 0.0] for name in names}
+        for want, have in zip(expected, found, strict=True):
+            comparison.add({n: want[n] for n in outputs}, have)
+            for name, pair in sums.items():
+                wide = want[name].astype(np.float64)
+                pair[0] += float((wide**2).sum())
+                pair[1] += float(((have[name] - wide) ** 2).sum())
+        ratios = {name: decibels(*pair) for name, pair in sums.items()}
+        return _Built(levels, graph, rows, ratios, comparison)
+
+    def _quantised(self, built: _Built, needs: Needs | None) -> Quantised:
+        reports = [
+            LayerReport(row.name, row.operator, *row.bits, row.scale, built.ratios[row.end])
+            for row in built.rows
+        ]
+        if self.options.whole:
+            rewriting.quantise_inputs_and_outputs(built.graph)
+        comparison = built.comparison
+        outputs = {name: comparison.decibels(name) for name in comparison.squares}
+        left_out = [name for name, level in built.levels.items() if level == FLOAT]
+        return Quantised(
+            built.graph, reports, outputs, comparison.accuracy, self.data.taken,
+            [*self.options.left_out, *left_out], needs,
+        )  # fmt: skip
+
+    def _switchable(self, allowed: Sequence[str]) -> Switchable:
+        """The model with all levels that are allowed, and switches."""
+        calibration = self.calibration
+        choice = calibration.chosen(self.options.left_out)
+        outputs = [name for name, _ in own_results(choice.graph)]
+        states = [r for r in recurrent_layers(choice.graph) if r.name not in self.options.left_out]
+        costs = {
+            layer.name: {n: _cost(layer, n) for n in self._levels_of(layer, allowed)}
+            for layer in _every(choice.graph) if layer.name not in self.options.left_out
+        }  # fmt: skip
+        switches = Switches(choice.graph, list(costs), list(LEVELS))
+        rewriting.insert(choice, calibration.precision(choice), switches)
+        for state in states:
+            _switch(choice.graph, state, calibration.recurrent_weights[state.name], switches)
+        model = compile(choice.graph, **self.compiling)
+
+        def run(
+            feeds: Mapping[str, np.ndarray], levels: Mapping[str, str]
+        ) -> dict[str, np.ndarray]:
+            flags = switches.flags({**dict.fromkeys(costs, FLOAT), **levels})
+            return dict(zip(outputs, model.run({**feeds, Switches.name: flags})))
+
+        return Switchable(costs, run, self.data, self.options.labels)
+
+    def _needs(self, levels: Mapping[str, str], limits: Limits) -> Needs:
+        graph, _ = self._rewritten(levels)
+        rewriting.quantise_inputs_and_outputs(graph)
+        return needs_of(graph, limits.cpu)
+
+    def _fitting(self, levels: dict[str, str], limits: Limits) -> dict[str, str]:
+        """The levels with further layers float, those first that bring most noise, as long as the
+        model fits; ModelError if it does not without any. A bound of accuracy has decided
+        already."""
+        self.note("fitting into memory")
+        limits.check(self._needs(levels, limits))
+        if self.options.keep_accuracy is not None:
+            return levels
+        order = by_noise(self._switchable((self.options.base, FLOAT)), self.options.base)
+
+        def with_float(names: Sequence[str]) -> dict[str, str]:
+            return {**levels, **dict.fromkeys(names, FLOAT)}
+
+        return with_float(
+            most_that_fit(order, lambda more: limits.admit(self._needs(with_float(more), limits)))
+        )
+
+
+def _every(graph: Graph) -> list[Layer | RecurrentLayer]:
+    """All layers of a graph."""
+    return [*all_layers(graph), *recurrent_layers(graph)]
+
+
+def _cost(layer: Layer | RecurrentLayer, level: str) -> float:
+    """What a layer costs at a level."""
+    if isinstance(layer, RecurrentLayer):
+        rates = LEVELS[level] if layer.is_integer or level == FLOAT else LEVELS["int16"]
+        return rates.cost(layer.multiplications, layer.size)
+    return LEVELS[level].cost(multiplications(layer), layer.weights.size)
+
+
+def _switch(
+    graph: Graph, layer: RecurrentLayer, made: recurrent.RecurrentWeights, switches: Switches
+) -> None:
+    """Both forms of a recurrent layer, the results of one of them chosen."""
+    new, old = recurrent.put(graph, layer, made), layer.op
+    for plain, integer in zip(list(old.outputs), new.outputs):
+        readers = list(plain.uses)
+        if not readers or plain.type is None:
+            continue
+        b = Builder(graph, graph.after(old), old.loc)
+        chosen = switches.mixed(b, [layer.name], "int8", integer, plain)
+        for op, number in readers:
+            op.set_input(number, chosen)

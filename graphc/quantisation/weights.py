@@ -1,0 +1,69 @@
+"""The integers of a layer's weights, for what it reads in given steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphc.quantisation import rounding
+from graphc.quantisation.layers import Layer
+from graphc.quantisation.moments import Moments
+from graphc.quantisation.rewriting import Weights
+
+LARGEST = 127  # of int8 weights, which are symmetric
+LARGEST_BIAS = 1 << 29  # in units of a sum, which is of 32 bits
+
+
+def rounded(layer: Layer, moments: Moments | None, step: float) -> Weights:
+    """The integers of a layer's weights, for data in units of `step`. The bias, if the layer can
+    have one, makes up for what they change in the mean; so only what departs from the mean counts
+    in rounding. A channel of small weights and a large bias has a scale in which the bias fits."""
+    rows, bias = rows_of(layer), bias_of(layer)
+    least = np.full(len(rows), 0.0) if bias is None else np.abs(bias) / (step * LARGEST_BIAS)
+    if moments is None:
+        scales = np.maximum(rounding.scales_of(rows, LARGEST), least)
+        return _as_weights(layer, rounding.nearest(rows, scales, LARGEST), scales, bias)
+    has_bias = bias is not None or layer.op.name != "MatMul"
+    seconds, groups = moments.estimated(has_bias), len(moments.sums)
+    integers, scales = np.empty(rows.shape), np.empty(len(rows))
+    each = len(rows) // groups
+    for group in range(groups):
+        part = slice(group * each, (group + 1) * each)
+        own = rounding.scales_of(rows[part], LARGEST, seconds[group])
+        scales[part] = np.maximum(own, least[part])
+        integers[part] = rounding.with_feedback(rows[part], scales[part], LARGEST, seconds[group])
+    if has_bias:
+        lost = rows - integers * scales[:, None]
+        mean = moments.mean_of(lost)
+        bias = mean if bias is None else bias + mean
+    return _as_weights(layer, integers, scales, bias)
+
+
+def _as_weights(
+    layer: Layer, integers: np.ndarray, scales: np.ndarray, bias: np.ndarray | None
+) -> Weights:
+    return Weights(from_rows(layer, integers).astype(np.int8), scales, bias)
+
+
+def rows_of(layer: Layer) -> np.ndarray:
+    """The weights in float64, a row for each output channel."""
+    moved = np.moveaxis(layer.weights.astype(np.float64), layer.axis, 0)
+    return moved.reshape(len(moved), -1)
+
+
+def from_rows(layer: Layer, rows: np.ndarray) -> np.ndarray:
+    """Rows as weights have them."""
+    shape = layer.weights.shape
+    moved = (shape[layer.axis], *(n for axis, n in enumerate(shape) if axis != layer.axis))
+    return np.ascontiguousarray(np.moveaxis(rows.reshape(moved), 0, layer.axis))
+
+
+def bias_of(layer: Layer) -> np.ndarray | None:
+    """The bias in float64, one number for each output channel; None if there is none."""
+    op, channels = layer.op, layer.weights.shape[layer.axis]
+    value = op.inputs[2] if len(op.inputs) > 2 else None
+    if layer.bias is not None:
+        value = layer.bias.operand(1 if layer.bias.operand(0) is op.output else 0)
+    if value is None or value.constant is None:
+        return None
+    flat = value.constant.astype(np.float64).reshape(-1)
+    return np.broadcast_to(flat, (channels,)).copy()
