@@ -31,7 +31,8 @@ time. It holds an array for each input of the model, by its name; first axes cou
   numpy.savez("calib.npz", x=images)      # x is the model's input
 
 Convolutions and matrix products with constant weights become integer, with a scale for each output
-channel, and so do sums, pools, moves and activations between them. What stands between matrix
+channel, and so do sums, pools, moves and activations between them. An LSTM becomes ONNX Runtime's
+DynamicQuantizeLSTM; weights of GRU and RNN are stored in 8 bits. What stands between matrix
 products (softmax, normalisations, residual sums) stays float. With --integers everything that has
 an integer form becomes integer, and inputs and outputs are int8: that is for microcontrollers.
 
@@ -48,6 +49,8 @@ EPILOG = examples(
     ("graphc quantise model.onnx --data calib.npz --float fc1 -o q.onnx", "layer fc1 in float"),
     ("graphc quantise model.onnx --data calib.npz --keep-accuracy 0.99 -o q.onnx",
      "layers that cost accuracy in float, until 99 % of answers are the float model's"),
+    ("graphc quantise model.onnx --data calib.npz --keep-accuracy 0.99 "
+     "--mixture int4,int8,float16,float -o q.onnx", "each layer as narrow as that allows"),
     ("graphc quantise model.onnx --data calib.npz --ram 64K --flash 256K --cpu cortex-m4 -o q.onnx",
      "what fits a microcontroller, as accurate as it can be"),
 )  # fmt: skip
@@ -69,6 +72,8 @@ def add(commands: Any) -> None:
         help="int4: weights of matrix products in 4 bits, all else stays float; for models bound "
         "by the bytes of their weights. float16: all weights in 16 bits, computed with in float32; "
         "half the file, hardly any loss (default: %(default)s)")  # fmt: skip
+    add("--no-equalise", action="store_true",
+        help="do not scale channels between layers (default: where that helps)")  # fmt: skip
     add("--integers", action="store_true",
         help="integers wherever there is an integer form, and as inputs and outputs")  # fmt: skip
     add("--float", metavar="LAYER", action="append", default=[],
@@ -76,6 +81,10 @@ def add(commands: Any) -> None:
     add("--keep-accuracy", metavar="SHARE", type=_share,
         help="leave so many layers float that this share of the float model's accuracy is kept: of "
         "its answers, or with --labels of its right ones (0.99, for instance)")  # fmt: skip
+    add("--mixture", metavar="LEVELS", type=_levels, default=(),
+        help="the precisions that layers may have with --keep-accuracy, such as "
+        "int8,int16,float16,float: the cheapest that keep the share are searched for (default: "
+        "int8,float)")  # fmt: skip
     add("--labels", metavar="Y.npy", help="the class of each row of the first output")
     add("--ram", metavar="64K", type=reader(size),
         help="fit into this much RAM as C for --cpu: arena, stack, inputs and outputs (implies "
@@ -86,6 +95,11 @@ def add(commands: Any) -> None:
     add("--json", action="store_true", help="print the report as JSON")
     add("-o", "--output", metavar="OUT.onnx", type=filename, required=True,
         help="the ONNX file to write")  # fmt: skip
+
+
+def _levels(text: str) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(part.strip() for part in text.split(","))
 
 
 def _share(text: str) -> float:
@@ -122,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
             samples=args.samples,
             left_out=args.float,
             keep_accuracy=args.keep_accuracy,
+            mixture=args.mixture,
+            equalise=not args.no_equalise,
             ram=args.ram,
             flash=args.flash,
             cpu=args.cpu,

@@ -84,7 +84,7 @@ class Choice:
             return False
         if op.name in COMPUTED or moves(op):
             return True
-        if op.name == "Softmax":
+        if op.name in ("Softmax", "MatMul"):  # those of attention
             return self.whole
         return _is_function(op)
 
