@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 
 import numpy as np
 import pytest
 from commands import DIGITS, graphc, ok, refused
+
+from graphc.cli.app import parser
 
 PINNED = (DIGITS, "--dim", "N=2")
 
@@ -63,6 +66,51 @@ def test_train(capsys):
     np.savez("d.npz", image=samples["images"][:32], labels=samples["labels"][:32].astype(np.int64))
     told = data(capsys, "train", DIGITS, "--data", "d.npz", "-o", "t.onnx")
     assert told["steps"] == 1 and told["epochs"][0]["training"]["loss"] > 0 and told["bytes"]
+
+
+def test_replay(capsys, tmp_path):
+    recorded = {"argv": ["run", *PINNED], "environment": {}}
+    (tmp_path / "command.json").write_text(json.dumps(recorded))
+    told = data(capsys, "replay", str(tmp_path))
+    assert told["command"] == recorded["argv"] and told["exit_code"] == 0
+    assert "logits" in told["output"] and told["error"] is None
+
+
+def test_replay_of_an_internal_error(capsys, tmp_path, monkeypatch):
+    def broken(args):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("graphc.cli.run.run", broken)
+    (tmp_path / "command.json").write_text(json.dumps({"argv": ["run", DIGITS], "environment": {}}))
+    told = data(capsys, "replay", str(tmp_path), code=70)
+    assert told["error"] == "broken" and "RuntimeError: broken" in told["traceback"]
+
+
+def test_completion(capsys):
+    pytest.importorskip("shtab")
+    told = data(capsys, "completion", "bash")
+    assert told["shell"] == "bash" and told["script"] == ok(capsys, "completion", "bash")[:-1]
+
+
+def test_every_command_takes_it():
+    (commands,) = (a for a in parser([])._actions if isinstance(a, argparse._SubParsersAction))
+    without = [
+        name for name, own in commands.choices.items() if "--json" not in own._option_string_actions
+    ]  # fmt: skip
+    assert len(commands.choices) > 10 and not without
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("explain", DIGITS), ("run", DIGITS), ("verify", DIGITS), ("compare", DIGITS),
+        ("report", DIGITS, "-o", "r.html", "--seconds", "0"),
+    ],
+    ids=lambda argv: argv[0],
+)  # fmt: skip
+def test_sizes_that_are_taken_are_told(capsys, argv):
+    code, _, err = graphc(capsys, *argv)
+    assert code == 0 and "taking --dim N=1 (not given)" in err and "model is used with" in err
 
 
 @pytest.mark.parametrize(

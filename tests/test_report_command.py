@@ -236,8 +236,8 @@ def test_the_page_holds_both_reports(capsys, tmp_path):
     earlier.write_text(json.dumps(data))
     out = tmp_path / "both.html"
     argv = ["report", DIGITS, *QUICK, "--seconds", "0", "-o", out]
-    code, _, err = graphc(capsys, *argv, "--against", earlier)
-    assert code == 0 and f"wrote {out} (" in err
+    told = ok(capsys, *argv, "--against", earlier)
+    assert re.fullmatch(rf"wrote {out} \([\d.]+ KiB\)\n", told)
     assert unpacked(out.read_text()) == {"report": data, "against": data}
     ok(capsys, *argv, "--against", DIGITS)
     assert unpacked(out.read_text()) == {"report": data, "against": data}

@@ -11,7 +11,7 @@ from graphc.ir.opdef import REGISTRY, find
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (  # a room imports from those in the lines above its own
-    "errors distribution progress provenance records",
+    "errors distribution finite progress provenance records",
     "deadline",
     "collector files config ir memplan runtime.exchange",
     "autodiff",

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from graphc.cli.options import command, examples
+from graphc.cli.output import add_json, answer
 from graphc.distribution import install
 from graphc.errors import UnsupportedError
 
@@ -26,6 +27,7 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = command(commands, "completion", run, SUMMARY, EPILOG)
     parser.add_argument("shell", choices=SHELLS, help="the shell")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,5 +37,6 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         needed = f"completion needs the package shtab: {install('completion')}"
         raise UnsupportedError(needed) from error
-    print(shtab.complete(args.parser([]), args.shell))
+    script = shtab.complete(args.parser([]), args.shell)
+    answer(args, {"shell": args.shell, "script": script}, script)
     return 0

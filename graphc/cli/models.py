@@ -93,7 +93,10 @@ class Model:
         if missing:
             self.dims = {**self.dims, **missing}
             chosen = " ".join(f"--dim {name}={extent}" for name, extent in missing.items())
-            note(f"taking {chosen} (not given)")
+            note(
+                f"taking {chosen} (not given): what follows is for such sizes; give those that the "
+                "model is used with"
+            )
             graph = self.pinned()
         return graph
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from graphc.finite import finite
 from graphc.progress import heard_by
 
 
@@ -78,15 +78,6 @@ def answer(args: argparse.Namespace, data: Mapping[str, Any], text: str) -> None
         print(json.dumps(finite(data)))
     elif text:
         print(text)
-
-
-def finite(data: Any) -> Any:
-    """Data as JSON has it: None for what is infinite or no number."""
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {key: finite(value) for key, value in data.items()}
-    return [finite(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 class Written:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from graphc.cli.options import add_model, command, examples, filename, positive, reader
 from graphc.cli.output import progress
 from graphc.errors import ModelError
+from graphc.finite import finite
 from graphc.targets.micro_c import CPUS, size
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
         phases.begin(f"writing {output}")
         quantised.save(output)
     if args.json:
-        print(json.dumps(_report(quantised, output), indent=1))
+        print(json.dumps(finite(_report(quantised, output)), indent=1))
         return 0
     _tell(quantised)
     before, after = model.path.stat().st_size, output.stat().st_size
@@ -203,14 +204,9 @@ def _report(quantised: Quantised, output: Path) -> dict[str, Any]:
         "float_accuracy": quantised.accuracy.float_right,
         "left_float": quantised.left_out,
         "needs": None if quantised.needs is None else vars(quantised.needs),
-        "outputs": {name: _finite(ratio) for name, ratio in quantised.outputs.items()},
-        "layers": [{**vars(layer), "sqnr": _finite(layer.sqnr)} for layer in quantised.layers],
+        "outputs": quantised.outputs,
+        "layers": [vars(layer) for layer in quantised.layers],
     }
-
-
-def _finite(number: float) -> float | None:
-    """A number as JSON has it; None if it is not finite."""
-    return number if math.isfinite(number) else None
 
 
 def _decibels(ratio: float) -> str:

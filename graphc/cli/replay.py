@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
 from graphc.cli.crash import COMMAND
 from graphc.cli.options import command, examples
+from graphc.cli.output import add_json, answer
 from graphc.errors import GraphcError, ModelError
 
 SUMMARY = """\
@@ -27,6 +31,7 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = command(commands, "replay", run, SUMMARY, EPILOG)
     parser.add_argument("directory", metavar="DIR", help="the directory of an error message")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,16 +49,32 @@ def run(args: argparse.Namespace) -> int:
         raise ModelError(f"{folder / COMMAND}: cannot be read: {error}") from error
     os.chdir(folder)
     os.environ.update(environment)
-    print("graphc", *argv)
     inner = args.parser(argv).parse_args(argv)
     if inner.run is run:
         raise ModelError(f"{folder}: its command is a replay itself")
+    if not args.json:
+        print("graphc", *argv)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed) if args.json else contextlib.nullcontext():
+        code, error = _outcome(inner)
+    trace = "".join(traceback.format_exception(error)) if error else None
+    data = {
+        "command": argv, "exit_code": code, "output": printed.getvalue(),
+        "error": str(error) if error else None, "traceback": trace,
+    }  # fmt: skip
+    answer(args, data, "")
+    if trace and not args.json:
+        print(trace, file=sys.stderr, end="")
+    return code
+
+
+def _outcome(inner: argparse.Namespace) -> tuple[int, Exception | None]:
+    """The exit code of a command, and the internal error that it ends with."""
     try:
-        return inner.run(inner)
+        return inner.run(inner), None
     except GraphcError as error:
         if error.exit_code != 70:
             raise
-        traceback.print_exception(error)
+        return 70, error
     except Exception as error:
-        traceback.print_exception(error)
-    return 70
+        return 70, error

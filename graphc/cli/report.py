@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +81,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from graphc.analysis.text import nbytes
-    from graphc.cli.output import note
+    from graphc.cli.output import Written, answer
     from graphc.cli.phases import write_phases
     from graphc.files import check_folder, write_text
     from graphc.report.page import page
@@ -95,14 +93,13 @@ def run(args: argparse.Namespace) -> int:
     other = _against(args)
     accuracy = _accuracy(args.accuracy) if args.accuracy else {}
     report = gathered(args, accuracy)
+    written = [Written(path) for path in (args.output, args.phases) if path]
     if args.output:
-        text = page(report, other)
-        write_text(args.output, text)
-        note(f"wrote {args.output} ({nbytes(len(text))})")
+        write_text(args.output, page(report, other))
     if args.phases:
         write_phases(args, Path(args.phases))
-    if args.json:
-        print(json.dumps(report, allow_nan=False))
+    told = map(str, written)
+    answer(args, report, "\n".join(filter(None, told)))
     return 0
 
 

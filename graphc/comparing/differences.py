@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphc.finite import finite
 from graphc.ir.compare import TINY
 
 NEAR_ZERO = 1e-3  # of the largest magnitude
@@ -50,13 +51,13 @@ class Difference:
 
     def _add_numbers(self, found: np.ndarray, expected: np.ndarray) -> None:
         a, b = found.astype(np.float64).reshape(-1), expected.astype(np.float64).reshape(-1)
-        finite = np.isfinite(b)
-        if not finite.all() or not np.isfinite(a).all():
-            same = np.array_equal(a[~finite], b[~finite], equal_nan=True)
-            if not same or not np.isfinite(a[finite]).all():
+        usable = np.isfinite(b)
+        if not usable.all() or not np.isfinite(a).all():
+            same = np.array_equal(a[~usable], b[~usable], equal_nan=True)
+            if not same or not np.isfinite(a[usable]).all():
                 self.problem = self.problem or "infinite and NaN elements are elsewhere"
-            finite &= np.isfinite(a)
-            a, b = a[finite], b[finite]
+            usable &= np.isfinite(a)
+            a, b = a[usable], b[usable]
         if not a.size:
             return
         apart = np.abs(a - b)
@@ -68,7 +69,7 @@ class Difference:
         self.noise += float(apart @ apart)
         self.product += float(a @ b)
         if found.dtype == expected.dtype and expected.dtype.kind == "f":
-            self._add_ulp(found.reshape(-1)[finite], expected.reshape(-1)[finite])
+            self._add_ulp(found.reshape(-1)[usable], expected.reshape(-1)[usable])
 
     def _add_ulp(self, a: np.ndarray, b: np.ndarray) -> None:
         large = np.abs(b) >= NEAR_ZERO * np.abs(b).max()
@@ -112,15 +113,11 @@ class Difference:
 
     def data(self) -> dict[str, object]:
         """As JSON, which has no infinite numbers: None for these."""
-        return {
-            "max_abs": _finite(self.max_abs), "relative": _finite(self.relative),
-            "sqnr_db": _finite(self.sqnr), "cosine": _finite(self.cosine), "ulp": self.ulp,
-            "problem": self.problem,
+        found = {
+            "max_abs": self.max_abs, "relative": self.relative, "sqnr_db": self.sqnr,
+            "cosine": self.cosine, "ulp": self.ulp, "problem": self.problem,
         }  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+        return finite(found, 6)
 
 
 def _ordered(x: np.ndarray) -> np.ndarray:

@@ -13,7 +13,6 @@ Lists refer to one another by index. Times are in seconds. Numbers that are not 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 
 from graphc.analysis.cost import instructions, op_cost
 from graphc.analysis.memory import arena_use
+from graphc.finite import finite
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.program import AnyStep, Program, Step, ending
 from graphc.ir.types import TensorType
@@ -32,6 +32,7 @@ from graphc.report.layers import Layer, layers_of
 from graphc.report.profile import Costs, StepTime, known
 
 FORMAT, VERSION = "graphc-report", 1
+DIGITS = 6  # of numbers
 Data = dict[str, Any]  # as JSON has it
 Codes = Mapping[str, Mapping[str, str]]  # by form, the text of each kernel
 
@@ -77,7 +78,7 @@ class Gathering:
         for number, step in enumerate(self.steps):
             self.by_loc.setdefault(tuple(step["loc"]), []).append(number)
         found = list(map(self._group, range(len(self.ops))))
-        return finite({
+        return finite(digits=DIGITS, data={
             "format": FORMAT, "version": VERSION,
             "about": {**about, "peaks": self._peaks(), "interface": self._interface()},
             "layers": list(self._layers()), "groups": found, "steps": self.steps,
@@ -254,14 +255,3 @@ def _arena(program: Program) -> Data:
         "constants": sum(c.nbytes for c in program.constants),
         "tensors": [[t.offset, t.nbytes, t.first, t.last, list(t.loc)] for t in use.tensors],
     }  # fmt: skip
-
-
-def finite(data: Any) -> Any:
-    """Data without numbers that JSON lacks."""
-    if isinstance(data, float):
-        return float(f"{data:.6g}") if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {key: finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [finite(value) for value in data]
-    return data.item() if isinstance(data, np.generic) else data
