@@ -15,7 +15,9 @@ SHOWN = re.compile(r"^(?:print\(.*\) +# |.* +# prints )(.*)$", re.M)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_examples(page, capsys):
+def test_examples(page, capsys, tmp_path, monkeypatch):
+    (tmp_path / "models").symlink_to(DOCS.parent / "models")
+    monkeypatch.chdir(tmp_path)  # what they write stays there
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
     namespace: dict = {"__name__": "docs"}
     for block in blocks:
