@@ -56,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
         print("graphc", *argv)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed) if args.json else contextlib.nullcontext():
-        code, error = _outcome(inner)
-    trace = "".join(traceback.format_exception(error)) if error else None
+        code, fault = _outcome(inner)
+    trace = "".join(traceback.format_exception(fault)) if fault else None
     data = {
         "command": argv, "exit_code": code, "output": printed.getvalue(),
-        "error": str(error) if error else None, "traceback": trace,
+        "error": str(fault) if fault else None, "traceback": trace,
     }  # fmt: skip
     answer(args, data, "")
     if trace and not args.json:
