@@ -236,14 +236,16 @@ def seen_by(
     return found
 
 
-def equalise(graph: Graph, streams: Sequence[Stream], seen: Mapping[str, Seen]) -> bool:
-    """Scales the channels of streams of a graph, in place; whether any factor is not 1."""
-    changed = False
+def equalise(graph: Graph, streams: Sequence[Stream], seen: Mapping[str, Seen]) -> set[str]:
+    """Scales the channels of streams of a graph, in place; the names of the values that are scaled
+    by other factors than 1."""
+    changed: set[str] = set()
     for stream in streams:
         scales = factors(stream, seen)
         if (scales == 1).all():
             continue
-        changed = True
+        changed.update(value.name for value in stream.values)
+        changed.update(layer.op.output.name for layer in stream.makers)  # before a bias
         for layer in stream.makers:
             _divide(graph, layer, scales)
         for op in stream.norms:

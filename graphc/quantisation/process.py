@@ -66,6 +66,7 @@ class Process:
         self.compiling: dict[str, Any] = {} if threads is None else {"threads": threads}
         self.types = types_between(graph, next(iter(data)))
         self.calibration = self._calibrated(graph)
+        self.scaled: set[str] = set()
         self._check()
 
     def _calibrated(self, graph: Graph) -> Calibration:
@@ -136,19 +137,20 @@ class Process:
         self.note("equalising channels")
         for fitting, judging in (halves, halves[::-1]):
             plain = self._ratio(graph, fitting, judging)
-            if self._ratio(self._scaled(fitting), fitting, judging) <= plain:
+            if self._ratio(self._scaled(fitting)[0], fitting, judging) <= plain:
                 return graph
-        return self._scaled(self.data)
+        made, self.scaled = self._scaled(self.data)
+        return made
 
-    def _scaled(self, data: Samples) -> Graph:
-        """The graph with its channels equalised by samples."""
+    def _scaled(self, data: Samples) -> tuple[Graph, set[str]]:
+        """The graph with its channels equalised by samples, and the names of scaled values."""
         graph = self.calibration.chosen(()).graph
         streams = equalising.streams_of(graph)
         names = list(dict.fromkeys(r.data.name for stream in streams for r in stream.readers))
         samples = observe(self.calibration.graph, names, data, **self.compiling)
-        equalising.equalise(graph, streams, equalising.seen_by(streams, samples))
+        scaled = equalising.equalise(graph, streams, equalising.seen_by(streams, samples))
         take_back(graph)
-        return graph
+        return graph, scaled
 
     def _ratio(self, graph: Graph, fitting: Samples, judging: Samples) -> float:
         """The ratio of the outputs in dB on some samples, after calibration on others."""
@@ -228,6 +230,9 @@ class Process:
         ]
         if self.options.whole:
             rewriting.quantise_inputs_and_outputs(built.graph)
+        for value in built.graph.values():
+            if value.name in self.scaled:  # it is no longer what bears the name in the float model
+                value.name = f"{value.name}_equalised"
         comparison = built.comparison
         outputs = {name: comparison.decibels(name) for name in comparison.squares}
         left_out = [name for name, level in built.levels.items() if level == FLOAT]

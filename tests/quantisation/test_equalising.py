@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from commands import ok
 
 import graphc
 from graphc import dsl
+from graphc.frontend.onnx_export import export_onnx
 from graphc.ir.graph import clone_graph
 from graphc.ir.interp import interpret
 from graphc.observing import observe
@@ -132,3 +134,15 @@ def test_it_is_not_kept_where_it_does_not_help(monkeypatch):
     plain = graphc.quantise(clone_graph(SCALED["relu"]), data, equalise=False)
     tried = graphc.quantise(clone_graph(SCALED["relu"]), data)
     assert tried.outputs == plain.outputs and tried.graph == plain.graph
+
+
+def test_compare_does_not_blame_scaled_layers(monkeypatch, tmp_path, capsys):
+    """Scaled values have other names, so that they do not pair with those of the float model."""
+    monkeypatch.chdir(tmp_path)
+    export_onnx(clone_graph(SCALED["relu"]), "float.onnx")
+    data = {"x": f32(8, 3, 8, 8)}
+    np.savez("calib.npz", **data)
+    quantised = graphc.quantise("float.onnx", data)
+    assert any(value.name.endswith("_equalised") for value in quantised.graph.values())
+    quantised.save("q.onnx")
+    ok(capsys, "compare", "float.onnx", "--with", "q.onnx", "--data", "calib.npz")
