@@ -216,7 +216,7 @@ def judge(seed: int, target: str) -> str:
 def test_any_order_of_passes_works_or_is_refused_by_name(target, pytestconfig):
     seeds = SEEDS[target] // 2 if pytestconfig.getoption("quick") else SEEDS[target]
     verdicts = [judge(seed, target) for seed in range(seeds)]
-    assert verdicts.count("right") > seeds // 2
+    assert verdicts.count("right") >= seeds // 2
 
 
 @pytest.mark.parametrize(

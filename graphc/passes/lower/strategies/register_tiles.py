@@ -332,15 +332,18 @@ class TileEmitter:
         self.is_open = panels.open
         pieces = self.pieces(panels.size)
         sums = self.sums(fixed, tiled, row, size, panel, pieces)
-        self.finish_tile(sums, fixed, tiled, row, size, panel, pieces, done)
+        stacked = self.blocks_apart is not None
+        self.finish_tile(sums, fixed, tiled, row, size, panel, pieces, stacked, done)
 
     def finish_tile(
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
-        pieces: list[tuple[int, int]], done: Expr = NOTHING,
+        pieces: list[tuple[int, int]], stacked: bool = False, done: Expr = NOTHING,
     ) -> None:  # fmt: skip
-        """The epilogue of a tile of sums, of the rows that are not `done`."""
+        """The epilogue of a tile of sums, in registers or `stacked`, of the rows that are not
+        `done`."""
         if size > 1 and self._is_looped():
-            self._finish_in_a_loop(sums, fixed, tiled, row, size, panel, pieces, done)
+            tile = sums if stacked else self._stacked(sums, size, pieces)
+            self._finish_in_a_loop(tile, fixed, tiled, row, size, panel, pieces, done)
             return
         for t in range(size):
             self.finish_row(sums, {**fixed, tiled: row + t}, panel, t * self.plan.panel, pieces)
@@ -405,15 +408,18 @@ class TileEmitter:
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
         pieces: list[tuple[int, int]], done: Expr,
     ) -> None:  # fmt: skip
-        """A long epilogue (an activation with a polynomial) is written once, not once per row: the
-        sums leave their registers for a tile on the stack."""
-        width, tile = self.plan.panel, sums
-        if self.blocks_apart is None:
-            tile = self.k.alloc(sums.dtype, (size * width,), "stack")
-            self.set(tile, size, pieces, lambda cell: sums[cell])
+        """A long epilogue (an activation with a polynomial) is written once, not once per row, of
+        sums on the stack."""
         with self.k.loop(as_dim(size - done)) as left:
             at = done + left
-            self.finish_row(tile, {**fixed, tiled: row + at}, panel, at * width, pieces)
+            start = at * self.plan.panel
+            self.finish_row(sums, {**fixed, tiled: row + at}, panel, start, pieces)
+
+    def _stacked(self, sums: Buffer, size: int, pieces: list[tuple[int, int]]) -> Buffer:
+        """A copy of a tile of registers on the stack, whose rows a loop can go over."""
+        tile = self.k.alloc(sums.dtype, (size * self.plan.panel,), "stack")
+        self.set(tile, size, pieces, lambda cell: sums[cell])
+        return tile
 
     def finish_row(
         self, sums: Buffer, at: dict, panel: Expr, start: Expr | int, pieces: list[tuple[int, int]]
