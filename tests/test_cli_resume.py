@@ -45,9 +45,9 @@ def test_other_commands_go_on_too(capsys, stages, tmp_path):
     image = np.random.default_rng(0).standard_normal((2, 1, 8, 8)).astype(np.float32)
     np.save(tmp_path / "image.npy", image)
     found = []
-    for source in (DIGITS, stages / "fused.gir"):
+    for source in ([DIGITS, "--dim", "N=2", "--specialise", "exact"], [stages / "fused.gir"]):
         out = tmp_path / "out.npz"
-        ok(capsys, "run", source, "--input", f"image={tmp_path / 'image.npy'}", "-o", out)
+        ok(capsys, "run", *source, "--input", f"image={tmp_path / 'image.npy'}", "-o", out)
         found.append(np.load(out)["logits"])
     assert np.array_equal(*found)
 

@@ -49,7 +49,7 @@ class Batch:
 
     def takes(self, op: Op) -> bool:
         """Whether an op makes each sample of its result of the same samples of its operands."""
-        if len(op.outputs) != 1 or op.regions or not op.is_typed or op.output.tensor.layout:
+        if len(op.outputs) != 1 or op.regions or not op.output.is_ranked or op.output.layout:
             return False
         dims = op.output.tensor.dims
         if not dims or dims[0] != self.size or not any(v in self.values for v in op.inputs):

@@ -32,12 +32,13 @@ from graphc.ir.expr import (
     maximum,
     minimum,
     select,
+    walk,
 )
 from graphc.ir.extents import as_dim, ceil_divided, divided, most, points
 from graphc.ir.kernel import Buffer, Kernel
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
-from graphc.passes.analysis.attention import match_attention, merged
+from graphc.passes.analysis.attention import LARGEST, match_attention, merged
 from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer
 from graphc.passes.analysis.spaces import count
 from graphc.passes.lower.lowered import Lowered
@@ -102,7 +103,8 @@ class _Attention(AttentionProducts):
         self.queries = k.alloc(f32, (rows * self.depth,))
         self.scores = k.alloc(f32, (rows * self.plan.pitch,))
         kept = 1 if self.plan.is_whole else self.plan.chunk
-        self.largest, self.total = (k.alloc(f32, (kept * rows,)) for _ in "lt")
+        self.total = k.alloc(f32, (kept * rows,))
+        self.largest = k.alloc(f32, (kept * rows,)) if self._keeps_largest() else self.total
         width = self.plan.value_vectors * self.lanes
         self.value_panels = -(-self.columns // width)
         self.of_panel = rows * width
@@ -113,6 +115,10 @@ class _Attention(AttentionProducts):
         block = self._blocks(start)
         for top, size, at in self._each_tile(start):
             self._finish(block.values, top, size, at)
+
+    def _keeps_largest(self) -> bool:
+        """Whether maxima of rows are read later: by the next block of keys, or by results."""
+        return not self.plan.is_whole or LARGEST in walk(self.match.softmax.result)
 
     def _start_sums(self) -> None:
         """What rows keep from a block of keys to the next."""
@@ -262,7 +268,8 @@ class _Attention(AttentionProducts):
                 total = call("fma", self.total[kept], scale, total)
                 k.store(self.scales, t, scale)
             k.store(self.total, kept, total)
-            k.store(self.largest, kept, largest)
+            if self._keeps_largest():
+                k.store(self.largest, kept, largest)
 
     def _row_vectors(self, number: Dim) -> Iterator[tuple[Expr, Dim]]:
         """Loops over the vectors of a row: where each starts and how many lanes it has."""
