@@ -16,6 +16,18 @@ static void check_met(Machine *m, Warp *w, const Operand *o, uint32_t mask)
     }
 }
 
+/* Stores a value of each lane, and a predicate if the instruction gives one. */
+static void give(Warp *w, const Instruction *i, const Operand *o, uint32_t mask,
+                 const uint32_t *values, uint32_t holds)
+{
+    uint32_t *to = lanes(w, o);
+    EACH_LANE(mask) to[l] = values[l];
+    if (i->results > 1) {
+        uint32_t *p = lanes(w, o + 1);
+        *p = (*p & ~mask) | holds;
+    }
+}
+
 static void shuffle(Machine *m, Warp *w, const Instruction *i, const Operand *o, uint32_t mask)
 {
     const Operand *x = o + i->results;
@@ -38,12 +50,7 @@ static void shuffle(Machine *m, Warp *w, const Instruction *i, const Operand *o,
             failed(m, w, "lane %d takes a value of lane %d, which does not take part", l, from);
         found[l] = word(w, x, from);
     }
-    uint32_t *to = lanes(w, o);
-    EACH_LANE(mask) to[l] = found[l];
-    if (i->results > 1) {
-        uint32_t *p = lanes(w, o + 1);
-        *p = (*p & ~mask) | inside;
-    }
+    give(w, i, o, mask, found, inside);
 }
 
 static void vote(Machine *m, Warp *w, const Instruction *i, const Operand *o, uint32_t mask)
@@ -82,12 +89,7 @@ static void match(Machine *m, Warp *w, const Instruction *i, const Operand *o, u
             else found[l] = 0;
         }
     }
-    uint32_t *to = lanes(w, o);
-    EACH_LANE(mask) to[l] = found[l];
-    if (i->results > 1) {
-        uint32_t *p = lanes(w, o + 1);
-        *p = (*p & ~mask) | equal;
-    }
+    give(w, i, o, mask, found, equal);
 }
 
 static void reduce(Machine *m, Warp *w, const Instruction *i, const Operand *o, uint32_t mask)
