@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from graphc.ir.expr import Call, Const, Expr, Index, Sym, as_expr, walk
+from graphc.ir.expr import Call, Const, Expr, Index, Sym, as_expr, minimum, walk
 from graphc.ir.simplify import bounds, bounds_of_poly, simplify, to_poly
 from graphc.ir.types import Dim, at
 
@@ -27,6 +27,14 @@ def divided(extent: Dim, by: int) -> tuple[Dim, Dim]:
 def ceil_divided(extent: Dim, by: int) -> Dim:
     """How many parts of a size cover an extent."""
     return -(-extent // by) if isinstance(extent, int) else as_dim((extent + (by - 1)) // by)
+
+
+def part_from(extent: Dim, first: Expr, size: int) -> Dim:
+    """How long the part is that begins at `first`, a multiple of `size`: shorter than `size` where
+    it is the last and the extent no multiple."""
+    if divided(extent, size)[1] == 0:
+        return size
+    return as_dim(minimum(extent - first, size))
 
 
 def common_factor(extent: Dim, number: int) -> int:

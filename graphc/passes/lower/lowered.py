@@ -9,7 +9,7 @@ from graphc.ir.addresses import flatten_index
 from graphc.ir.expr import Expr, Load, loads
 from graphc.ir.kernel import Buffer, Kernel
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.computation import Computation, Output
 from graphc.records import dataclass
 
 
@@ -81,3 +81,17 @@ def in_place_of_epilogue(
         if reads and here and same_size and buffer.name not in operands:
             pairs.append((output.name, buffer.name))
     return pairs
+
+
+def in_place_of_epilogues(
+    outputs: Iterable[Output], offset: Expr, epilogues: Iterable[Expr], inputs: Sequence[Buffer],
+    operands: Iterable[Expr],
+) -> list[tuple[str, str]]:  # fmt: skip
+    """As `in_place_of_epilogue`, for all outputs of a computation, of expressions."""
+    read = [x for e in epilogues for x in loads(e)]
+    sources = {x.source for e in operands for x in loads(e)}
+    return [
+        pair
+        for output in outputs
+        for pair in in_place_of_epilogue(output.buffer, offset, read, inputs, sources)
+    ]

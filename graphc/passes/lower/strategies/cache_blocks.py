@@ -17,8 +17,8 @@ from typing import Any
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, minimum
-from graphc.ir.extents import as_dim, points
+from graphc.ir.expr import Const, Expr, Index
+from graphc.ir.extents import part_from, points
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
@@ -140,12 +140,13 @@ class _Block:
         """The block that is so many to the right, and so many down."""
         k, blocks = self.e.k, self.blocks
         self.first = k.let(simplify(right * blocks.panels + self.columns.first))
-        self.panels = _number(self.columns.count, right, blocks.panels)
+        self.panels = part_from(self.columns.count, right * blocks.panels, blocks.panels)
         self.bands: list[_Band] = []
         for rows in self.segments:
             top = k.let(simplify(down * blocks.tiles))
             count = rows.count * points(self.places)
-            band = _Band(rows, top, _number(count, down, min(blocks.tiles, count)))
+            size = min(blocks.tiles, count)
+            band = _Band(rows, top, part_from(count, down * size, size))
             band.start = sum(map(self.cells, self.bands))
             self.bands.append(band)
         if points(self.e.depth) <= 2 * STEPS:
@@ -193,7 +194,7 @@ class _Block:
         with k.loop(elements_of(extents)) as part:
             *front, piece = unflatten_index(part, extents)
             first = k.let(simplify(piece * inside[0].count))
-            steps = _number(split.count, piece, inside[0].count)
+            steps = part_from(split.count, piece * inside[0].count, inside[0].count)
             own = [Index(inside[0].name, steps), *inside[1:]]
             at = {**dict(zip(outside, front)), split: first + own[0]}
             known = {**self.fixed, **at}
@@ -258,8 +259,3 @@ class _Block:
         whole, e.a = e.a, copy[flatten_index(tuple(depth), extents) * size + (self.tiled - row)]
         yield
         e.a = whole
-
-
-def _number(count: int, at: Expr, each: int) -> Dim:
-    """How many of `count` there are in a group of at most `each`."""
-    return as_dim(minimum(count - at * each, each)) if count % each else each

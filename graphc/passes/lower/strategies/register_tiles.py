@@ -47,7 +47,7 @@ from graphc.passes.analysis.contraction import Match, match_contraction, wide_su
 from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.factors import converted
 from graphc.passes.analysis.spaces import balanced_tiles, known_last, merge_adjacent
-from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogues
 from graphc.passes.lower.strategies.block_panels import packs_in_blocks
 from graphc.passes.lower.strategies.cache_blocks import emit_blocks, needs_blocks
 from graphc.passes.lower.strategies.column_operand import Panels, prepare_columns
@@ -182,7 +182,9 @@ class TileEmitter:
         used = {x.source for e in self.read() for x in loads(e)}
         used.update(x.buffer.name for x in self.packed)
         inputs = [b for b in match.computation.inputs if b.name in used]
-        inplace = self._in_place(inputs)
+        inplace = in_place_of_epilogues(
+            match.computation.outputs, self.offset, self.exprs, inputs, (self.a, self.b)
+        )
         overlap = not blocked and (self._is_looped() or not inplace)
         segments = row_tiles(tiled.extent, self.plan.row_tile, overlap)
         panels = self.panels()
@@ -207,15 +209,6 @@ class TileEmitter:
     def read(self) -> tuple[Expr, ...]:
         """The expressions that the kernel reads inputs in."""
         return self.a, self.b, *self.exprs
-
-    def _in_place(self, inputs: list[Buffer]) -> list[tuple[str, str]]:
-        operands = {x.source for e in (self.a, self.b) for x in loads(e)}
-        read = [x for e in self.exprs for x in loads(e)]
-        return [
-            pair
-            for output in self.match.computation.outputs
-            for pair in in_place_of_epilogue(output.buffer, self.offset, read, inputs, operands)
-        ]
 
     def _are_large(self) -> bool:
         """Whether all columns are more than caches hold: they should come from memory once."""

@@ -36,14 +36,14 @@ from graphc.ir.expr import (
     select,
     substitute,
 )
-from graphc.ir.extents import as_dim, ceil_divided, divided, most
+from graphc.ir.extents import as_dim, ceil_divided, divided, most, part_from
 from graphc.ir.instructions import mask
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.computation import Computation, flat_buffer
 from graphc.passes.analysis.convolution import Convolution, match_convolution
-from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogues
 from graphc.passes.lower.strategies.column_operand import packed_panels
 from graphc.passes.lower.strategies.register_tiles import Segment, row_tiles
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
@@ -131,17 +131,10 @@ class WinogradEmitter:
             [*products.prepare, *match.prepare],
             packed,
             flops=work,
-            inplace=self._in_place(inputs),
+            inplace=in_place_of_epilogues(
+                match.computation.outputs, self.offset, self.exprs, inputs, [match.a]
+            ),
         )
-
-    def _in_place(self, inputs: list[Buffer]) -> list[tuple[str, str]]:
-        operands = {x.source for x in loads(self.planes.match.a)}
-        read = [x for e in self.exprs for x in loads(e)]
-        return [
-            pair
-            for output in self.planes.match.computation.outputs
-            for pair in in_place_of_epilogue(output.buffer, self.offset, read, inputs, operands)
-        ]
 
     def emit(self) -> None:
         """All blocks, in parallel; where they are few, groups of panels of each. Every group
@@ -154,7 +147,7 @@ class WinogradEmitter:
         with k.loop(elements_of(extents), "parallel", name="p") as p:
             number, group = unflatten_index(p, extents)
             first = k.let(simplify(number * block))
-            count = _at_most(self.tiles, first, block)
+            count = part_from(self.tiles, first, block)
             depth, panel = self.planes.channels.count, self.plan.panel
             inputs = k.alloc(f32, (n * n * block * depth,), "stack", "inputs")
             products = k.alloc(f32, (n * n * block * panel,), "stack", "products")
@@ -256,7 +249,7 @@ class WinogradEmitter:
         place = self.place(first + t)
         sums = k.alloc(f32, (m * m * lanes,), "stack")
         down, right = (
-            _at_most(s.index.extent, corner, m) for s, corner in zip(self.planes.slides, place[1:])
+            part_from(s.index.extent, corner, m) for s, corner in zip(self.planes.slides, place[1:])
         )
         for start in range(0, panels.size, lanes):
             width = min(lanes, panels.size - start)
@@ -342,10 +335,3 @@ class WinogradEmitter:
 
     def lanes(self, count: int) -> AbstractContextManager[Expr]:
         return self.products.lanes(count)
-
-
-def _at_most(extent: Dim, first: Expr, each: int) -> Dim:
-    """How many of a group of `each` lie below an extent, from `first` on."""
-    if divided(extent, each)[1] == 0:
-        return each
-    return as_dim(minimum(extent - first, each))
