@@ -17,7 +17,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "autodiff",
     "passes.analysis frontend",
     "passes",
-    "passes.kernel",
+    "passes.kernel passes.schedule",
     "passes.lower",
     "runtime.listing runtime.readings",
     "runtime.feeds runtime.plans runtime.recurring runtime.runnable verify bench analysis",

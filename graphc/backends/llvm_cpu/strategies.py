@@ -14,7 +14,7 @@ from graphc.passes.lower.strategies.attention_tiles import lower_attention
 from graphc.passes.lower.strategies.block_tiles import lower_block_tiles
 from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
-from graphc.passes.lower.strategies.register_tiles import lower_register_tiles
+from graphc.passes.lower.strategies.register_tiles import RegisterTiles
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 from graphc.passes.lower.strategies.winograd import lower_winograd
 
@@ -31,7 +31,7 @@ def strategies(machine: Machine, exact: bool = False) -> Sequence[Strategy]:
     return [
         partial(lower_attention, options=contraction),
         *fast,
-        partial(lower_register_tiles, options=contraction),
+        RegisterTiles(contraction),
         partial(lower_block_tiles, options=contraction),
         nest_strategy(nest),
     ]

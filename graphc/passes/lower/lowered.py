@@ -10,6 +10,7 @@ from graphc.ir.expr import Expr, Load, loads
 from graphc.ir.kernel import Buffer, Kernel
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, Output
+from graphc.passes.schedule.steps import Schedule
 from graphc.records import dataclass
 
 
@@ -22,7 +23,7 @@ class Lowered:
     filled by the kernels of `before`, which run after the preparations, in order. `inplace` lists
     (output, input) buffers that may share their memory. `flops`, and `read`, at most how many
     elements of a buffer are read, where that is known, are for rooflines. `strategy` made it, after
-    others `declined`, each for a reason.
+    others `declined`, each for a reason; by a `schedule`, if its choices are one.
     """
 
     kernel: Kernel
@@ -34,6 +35,7 @@ class Lowered:
     read: Mapping[str, int] = field(default_factory=dict)
     strategy: str = ""
     declined: tuple[tuple[str, str], ...] = ()
+    schedule: Schedule | None = None
 
 
 def in_place(part: Computation) -> list[tuple[str, str]]:

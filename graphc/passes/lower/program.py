@@ -50,6 +50,7 @@ from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.overwriting import over_inputs
 from graphc.passes.lower.planned import planned_steps
+from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.state import State, replace_state
 from graphc.passes.lower.storages import AnyCall, Call, Move, Storages, Tell
 from graphc.passes.lower.strategies.row_updates import NAME as UPDATES
@@ -77,7 +78,9 @@ Bodies = Mapping[Region, Graph]
 
 
 def strategy_name(strategy: Strategy) -> str:
-    """What a strategy is called: lower_NAME, perhaps with options bound."""
+    """What a strategy is called: its own name, or lower_NAME, perhaps with options bound."""
+    if isinstance(strategy, Scheduled):
+        return strategy.name
     return _function(strategy).__name__.removeprefix("lower_")
 
 
@@ -87,7 +90,8 @@ def _function(strategy: Strategy) -> Callable:
 
 def about(strategy: Strategy) -> str:
     """What a strategy is for: the first sentence of its module."""
-    text = inspect.getdoc(inspect.getmodule(_function(strategy))) or ""
+    made_by = type(strategy) if isinstance(strategy, Scheduled) else _function(strategy)
+    text = inspect.getdoc(inspect.getmodule(made_by)) or ""
     return text.split("\n\n")[0].replace("\n", " ").replace(": a strategy.", ".")
 
 

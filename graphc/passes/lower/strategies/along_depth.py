@@ -11,7 +11,7 @@ from graphc.ir.expr import Const, Expr, Index, as_expr, call, minimum
 from graphc.ir.instructions import transpose
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.strategies.register_tiles import Segment, TileEmitter
+from graphc.passes.lower.strategies.tile_emitter import Segment, TileEmitter
 
 
 def multiply_along(

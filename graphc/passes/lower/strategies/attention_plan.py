@@ -12,8 +12,12 @@ from graphc.passes.analysis.attention import Attention
 from graphc.passes.analysis.spaces import count
 from graphc.passes.lower.strategies.depth_blocks import STEPS
 from graphc.passes.lower.strategies.reductions import strides_small
-from graphc.passes.lower.strategies.register_tiles import PARALLEL_PIECES, Segment, row_tiles
-from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, vectors_of
+from graphc.passes.lower.strategies.tile_emitter import Segment, row_tiles
+from graphc.passes.lower.strategies.tile_plan import (
+    PARALLEL_PIECES,
+    RegisterTileOptions,
+    vectors_of,
+)
 from graphc.passes.lower.strategies.tile_transpose import LARGEST_SIDE, SMALLEST_SIDE
 
 PANELS = 1 << 16  # bytes of keys in panels, at most if there are several blocks of them

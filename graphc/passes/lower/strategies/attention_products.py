@@ -26,7 +26,7 @@ from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.spaces import count
 from graphc.passes.lower.strategies.attention_plan import attention_plan
 from graphc.passes.lower.strategies.block_panels import pack_panel, packed_element
-from graphc.passes.lower.strategies.register_tiles import TileEmitter
+from graphc.passes.lower.strategies.tile_emitter import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan
 
 COPIED = 64  # rows of a chunk that make up for a copy of values that are apart

@@ -45,7 +45,7 @@ from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.strategies.along_depth import multiply_along
 from graphc.passes.lower.strategies.attention_products import FIRST, AttentionProducts, Block
 from graphc.passes.lower.strategies.reductions import NestOptions, Reductions
-from graphc.passes.lower.strategies.register_tiles import TileEmitter
+from graphc.passes.lower.strategies.tile_emitter import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 
 NOTHING, ZERO = Const(-math.inf, f32), Const(0, f32)

@@ -24,7 +24,7 @@ from graphc.passes.lower.strategies.row_operand import separable
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan
 from graphc.passes.lower.strategies.tile_transpose import LARGEST_SIDE, SMALLEST_SIDE
 
-Emitter = Any  # TileEmitter of register_tiles.py, which imports this module
+Emitter = Any  # TileEmitter of tile_emitter.py, which imports this module
 Block = Any  # of cache_blocks.py, which does too
 SUMS = 1 << 18  # bytes of a block on the stack
 PANELS = 4  # of a block, at most
@@ -32,10 +32,23 @@ PART_FOR_COLUMNS = 2  # of the second level of cache: columns that are not packe
 
 
 def packs_in_blocks(match: Match, plan: TilePlan, options: RegisterTileOptions) -> bool:
-    """Whether blocks are to pack the columns of a product: a matrix of floats that changes from run
-    to run, runs along memory in the columns or in the last summed index, and is large."""
-    b, size, rows = match.b, match.hole.dtype.size, points(match.rows)
-    if not plan.packed or plan.quad is not None or not match.hole.dtype.is_float:
+    """Whether blocks are to pack the columns of a product: those of a large matrix."""
+    if not plan.packed or not can_pack_in_blocks(match, plan):
+        return False
+    size = match.hole.dtype.size
+    if points(match.depth) <= 2 * STEPS:
+        return False
+    if not panels_of_block(plan, points(match.rows) + plan.row_tile, size):
+        return False
+    columns = points(match.cols) * points(match.depth) * size
+    return columns > options.l2_bytes // PART_FOR_COLUMNS
+
+
+def can_pack_in_blocks(match: Match, plan: TilePlan) -> bool:
+    """Whether blocks can pack the columns of a product: a matrix of floats that changes from run to
+    run, and runs along memory in the columns or in the last summed index."""
+    b = match.b
+    if plan.quad is not None or not match.hole.dtype.is_float:
         return False
     spaces = [*match.rows, *match.cols, *match.depth]
     if not isinstance(b, Load) or any(not isinstance(x.extent, int) for x in spaces):
@@ -43,11 +56,6 @@ def packs_in_blocks(match: Match, plan: TilePlan, options: RegisterTileOptions) 
     if b.source in match.computation.constants or b.dtype is not match.hole.dtype:
         return False
     if len(match.cols) != 1 or len(match.depth) != 1 or len(match.rows) > 1:
-        return False
-    if points(match.depth) <= 2 * STEPS or not panels_of_block(plan, rows + plan.row_tile, size):
-        return False
-    columns = points(match.cols)
-    if columns * points(match.depth) * size <= options.l2_bytes // PART_FOR_COLUMNS:
         return False
     flat = flatten_loads(b, match.shapes)
     assert isinstance(flat, Load)

@@ -31,8 +31,9 @@ from graphc.passes.analysis.spaces import known_last, merge_adjacent
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.strategies.column_operand import packed_panels
 from graphc.passes.lower.strategies.reductions import combined
-from graphc.passes.lower.strategies.register_tiles import TileEmitter
+from graphc.passes.lower.strategies.tile_emitter import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan, tile_plan
+from graphc.passes.lower.strategies.tile_rules import best_plans
 from graphc.passes.lower.transforms.zero_points import times_sums
 from graphc.records import dataclass
 
@@ -49,7 +50,9 @@ def lower_block_tiles(computation: Computation, options: RegisterTileOptions) ->
         return blocks
     wide = replace(options, registers=options.registers // 2)  # for sums of a block, and of all
     plan = tile_plan(blocks.match, wide, blocks.codes.byte)
-    return _BlockEmitter(blocks, plan, options).lowered()
+    emitter = _BlockEmitter(blocks, plan, options)
+    emitter.plan, loops = best_plans(emitter)
+    return emitter.lowered(loops)
 
 
 @dataclass

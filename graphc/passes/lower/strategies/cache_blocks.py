@@ -22,45 +22,17 @@ from graphc.ir.extents import part_from, points
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
-from graphc.passes.lower.strategies.block_panels import packed_on_stack, panels_of_block
-from graphc.passes.lower.strategies.depth_blocks import STEPS, cut
+from graphc.passes.lower.strategies.block_panels import packed_on_stack
+from graphc.passes.lower.strategies.depth_blocks import cut
+from graphc.passes.lower.strategies.tile_plan import Blocks, LoopPlan
 from graphc.records import dataclass
 
-Emitter = Any  # TileEmitter of register_tiles.py, which imports this module
+Emitter = Any  # TileEmitter of tile_emitter.py, which imports this module
 Segment = Any  # of the same
-FEW_PANELS = 4  # that do not make up for a copy of rows
-TOGETHER = 8  # tiles, and panels, of a block whose depth the caches do not hold
-STACK = 1 << 17  # bytes of sums on the stack
-PIECES = 12  # independent blocks that there should be, for a few threads to share
-PART_FOR_TILE = 8  # of the second level of cache: what a tile may read without blocks
-PART_FOR_BLOCK = 2  # of it: what panels of a block take, and outputs that need no blocks
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Tiles of rows and panels of columns of a block, at most."""
-
-    tiles: int
-    panels: int
-
-
-def needs_blocks(e: Emitter) -> bool:
-    """Whether what tiles read, or what they write, is more than caches hold."""
-    size = e.match.hole.dtype.size
-    if e.plan.in_blocks:
-        return True
-    extents = [*e.depth, *e.rows]
-    static = all(isinstance(x.extent, int) for x in extents) and isinstance(e.plan.columns, int)
-    if not static or not e.depth or e.plan.quad is not None or not e.match.hole.dtype.is_float:
-        return False
-    read = e.plan.depth * (e.plan.panel + e.plan.row_tile) * size
-    written = points(e.rows) * e.plan.columns * size
-    l2 = e.options.l2_bytes
-    return read > l2 // PART_FOR_TILE or written > l2 // PART_FOR_BLOCK
 
 
 def emit_blocks(
-    e: Emitter, outer: list[Index], rows: list[Index], segments: list[Segment],
+    e: Emitter, loops: LoopPlan, outer: list[Index], rows: list[Index], segments: list[Segment],
     panels: list[Segment],
 ) -> None:  # fmt: skip
     """Emits all tiles, parallel over outer indices and blocks. Tiles run along the last index of
@@ -68,34 +40,31 @@ def emit_blocks(
     together = [segments] if e.plan.in_blocks else [[rows] for rows in segments]
     for columns in panels:
         for bands in together:
-            blocks = _blocks(e, points(outer), points(rows[:-1]), bands, columns)
+            blocks = fitted_blocks(e, loops, points(outer), points(rows[:-1]), bands, columns)
             down = -(-bands[0].count * points(rows[:-1]) // blocks.tiles)
             counts = -(-columns.count // blocks.panels), down
             extents = (*(x.extent for x in outer), *(counts if len(bands) == 1 else counts[:1]))
             with e.k.loop(elements_of(extents), "parallel", name="p") as p:
                 place = unflatten_index(p, extents)
                 right, down = place[len(outer) :] if len(bands) == 1 else (place[-1], Const(0, i64))
-                block = _Block(e, dict(zip(outer, place)), rows, bands, columns, blocks)
+                block = _Block(e, loops, dict(zip(outer, place)), rows, bands, columns, blocks)
                 block.emit(right, down)
 
 
-def _blocks(e: Emitter, outer: int, places: int, bands: list[Segment], columns: Segment) -> Blocks:
-    """The size of blocks, where tiles are at so many places: as many panels as half of the second
-    cache holds, for one tile of rows after another; or, where these are few, several tiles by
-    several panels."""
-    size, rows, count = e.match.hole.dtype.size, bands[0], bands[0].count * places
+def fitted_blocks(
+    e: Emitter, loops: LoopPlan, outer: int, places: int, bands: list[Segment], columns: Segment
+) -> Blocks:
+    """The blocks of these tiles and panels: none larger than planned, smaller where threads would
+    have too little to share, of nearly equal size."""
+    assert loops.blocks is not None
+    right = min(loops.blocks.panels, columns.count)
     if e.plan.in_blocks:
-        right = panels_of_block(e.plan, sum(x.count * x.size for x in bands), size)
-        while right > 1 and outer * -(-columns.count // right) < PIECES:
+        while right > 1 and outer * -(-columns.count // right) < loops.pieces:
             right = -(-right // 2)
         return Blocks(max(x.count for x in bands), _even(columns.count, right))
-    fitting = e.options.l2_bytes // PART_FOR_BLOCK // (e.plan.depth * e.plan.panel * size)
-    room = STACK // (rows.size * e.plan.panel * size)
-    if fitting >= min(TOGETHER, columns.count):
-        down, right = 1, min(fitting, max(room, 1), columns.count)
-    else:
-        down, right = min(TOGETHER, count), min(TOGETHER, columns.count)
-    while outer * -(-columns.count // right) * -(-count // down) < PIECES:
+    count = bands[0].count * places
+    down = min(loops.blocks.tiles, count)
+    while outer * -(-columns.count // right) * -(-count // down) < loops.pieces:
         if right == down == 1:
             break
         down, right = (down, -(-right // 2)) if right >= down else (-(-down // 2), right)
@@ -125,6 +94,7 @@ class _Block:
     def __init__(
         self,
         e: Emitter,
+        loops: LoopPlan,
         fixed: dict,
         rows: list[Index],
         bands: list[Segment],
@@ -134,6 +104,8 @@ class _Block:
         self.e, self.fixed, self.columns = e, fixed, columns
         *self.places, self.tiled = rows
         self.segments, self.blocks = bands, blocks
+        self.steps = e.plan.split
+        self.is_staged = loops.staged and blocks.panels > 1
         self.pieces = e.pieces(columns.size)
 
     def emit(self, right: Expr, down: Expr) -> None:
@@ -149,7 +121,7 @@ class _Block:
             band = _Band(rows, top, part_from(count, down * size, size))
             band.start = sum(map(self.cells, self.bands))
             self.bands.append(band)
-        if points(self.e.depth) <= 2 * STEPS:
+        if not self.steps or points(self.e.depth) <= 2 * self.steps:
             for band in self.bands:
                 with k.loop(band.tiles) as t:
                     self.at_once(band.rows.size, *self.row(band, t))
@@ -182,7 +154,7 @@ class _Block:
     def in_steps(self) -> None:
         """All tiles, a part of the depth at a time."""
         e, k = self.e, self.e.k
-        outside, split, whole, room = cut(e.depth, STEPS)
+        outside, split, whole, room = cut(e.depth, self.steps)
         inside = [Index(split.name, _even(split.count, room)), *whole]
         parts = -(-split.count // inside[0].count)
         extents = (*(x.extent for x in outside), parts)
@@ -241,10 +213,10 @@ class _Block:
         self, size: int, row: Expr, depth: list[Index], most: int, at: dict
     ) -> Iterator[None]:
         """Copies the rows of a tile, over some indices of the depth, of at most so many points, to
-        the stack, if they run along memory and that pays; the emitter reads them there."""
+        the stack, if they run along memory and are staged; the emitter reads them there."""
         e = self.e
         along = is_affine_in(e.a.index[0], self.tiled) == 1
-        if not along or size == 1 or self.blocks.panels < FEW_PANELS:
+        if not along or size == 1 or not self.is_staged:
             yield
             return
         extents = tuple(x.extent for x in depth)

@@ -14,7 +14,7 @@ from graphc.ir.extents import most
 from graphc.ir.types import Dim
 from graphc.records import dataclass
 
-STEPS = 256  # of a block, at most; a depth of fewer than twice as many is not divided
+STEPS = 256  # of a block, unless a schedule says otherwise; shorter depths than two are whole
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class DepthBlocks:
     inside: list[Index]
 
 
-def depth_blocks(depth: list[Index]) -> DepthBlocks | None:
-    """The blocks of a depth; None if it is short."""
-    if prod(most(x.extent) for x in depth) < 2 * STEPS:
+def depth_blocks(depth: list[Index], steps: int = STEPS) -> DepthBlocks | None:
+    """The blocks of a depth, of at most so many steps; None if it is short."""
+    if prod(most(x.extent) for x in depth) < 2 * steps:
         return None
-    outside, split, inside, room = cut(depth, STEPS)
+    outside, split, inside, room = cut(depth, steps)
     if most(split.extent) <= room:
         return None
     return DepthBlocks(outside, split, _piece(split.extent, room), inside)

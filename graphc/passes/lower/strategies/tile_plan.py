@@ -1,4 +1,7 @@
-"""Tile sizes of register tiling: how many rows, and vectors of columns, are computed at a time."""
+"""Plans of contractions in register tiles: the tile, and the loops that tiles are in.
+
+A plan is what a schedule says (tile_schedules.py), in the terms of those who emit loops.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from graphc.ir.instructions import LANES
 from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.spaces import known_last, merge_adjacent
+from graphc.passes.lower.strategies.depth_blocks import STEPS
 from graphc.passes.lower.strategies.row_operand import separable
 from graphc.records import dataclass
 
@@ -17,6 +21,12 @@ CACHE_WAY = PAGE = 4096  # bytes: of a way of the first cache, and of a page
 WAYS = 8  # rows that the first cache holds, at least, if their places in it are the same
 PAGES = 64  # that the first table of translated addresses knows
 MANY_ROWS = 128  # that make up for panels made at run time
+PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
+UNBOUNDED = 1 << 40  # rows, as many as there may be
+
+ROWS_OUTSIDE = ("places", "rows", "columns")  # panels pass over a block of rows
+COLUMNS_OUTSIDE = ("places", "columns", "rows")  # rows pass over a panel
+COLUMNS_FIRST = ("columns", "places", "rows")  # so do rows at all places
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,9 @@ class RegisterTileOptions:
 class TilePlan:
     """Tile sizes: `vectors` of `lanes` make a panel of columns; `row_tile` rows at a time. Columns
     are `packed` before, or `in_blocks`, or read in place. `quad` is the index of bytes, if they are
-    multiplied four by four."""
+    multiplied four by four. Depths of at least twice `split` steps are summed in parts of so many
+    (0: at once). An epilogue that is `looped` is a loop over the rows of a tile; None: if it is
+    long."""
 
     lanes: int
     vectors: int
@@ -45,6 +57,8 @@ class TilePlan:
     packed: bool
     quad: Index | None
     in_blocks: bool = False
+    split: int = STEPS
+    looped: bool | None = None
 
     @property
     def panel(self) -> int:
@@ -54,6 +68,33 @@ class TilePlan:
     def together(self) -> int:
         """Products that are one step of the depth."""
         return 1 if self.quad is None else LANES
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """At most so many tiles of rows, and panels of columns, in a block."""
+
+    tiles: int
+    panels: int
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """Loops over tiles: their `order`, from the outside in; the `rows` of a block that stay in a
+    cache while panels pass over them (0: all); whether the last tile of rows may `overlap` the one
+    before it; how many `pieces` threads should have to share. Where caches hold neither operand,
+    tiles are computed in `blocks`, and rows are `staged` in a copy for each."""
+
+    order: tuple[str, str, str] = ROWS_OUTSIDE
+    rows: int = 0
+    overlap: bool = False
+    pieces: int = PARALLEL_PIECES
+    blocks: Blocks | None = None
+    staged: bool = False
+
+    def tiles_of_block(self, size: int) -> int:
+        """The tiles of so many rows of a block."""
+        return max(1, (self.rows or UNBOUNDED) // size)
 
 
 def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) -> TilePlan:
@@ -99,6 +140,11 @@ def _pays(match: Match, columns: Dim, depth: Dim, panel: int) -> bool:
     rows, apart = points(match.rows), columns * match.b.dtype.size >= PAGE // 2
     enough = rows >= MANY_ROWS if apart else rows >= 4 * MANY_ROWS and columns > panel
     return enough and most(depth) > PAGES
+
+
+def is_read_in_place(match: Match, plan: TilePlan) -> bool:
+    """Whether tiles can read columns as they lie."""
+    return plan.quad is None and isinstance(plan.columns, int) and _contiguous_columns(match)
 
 
 def _contiguous_columns(match: Match) -> bool:

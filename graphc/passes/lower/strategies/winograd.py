@@ -45,7 +45,7 @@ from graphc.passes.analysis.computation import Computation, flat_buffer
 from graphc.passes.analysis.convolution import Convolution, match_convolution
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogues
 from graphc.passes.lower.strategies.column_operand import packed_panels
-from graphc.passes.lower.strategies.register_tiles import Segment, row_tiles
+from graphc.passes.lower.strategies.tile_emitter import Segment, row_tiles
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 from graphc.passes.lower.strategies.winograd_costs import (
     block_of_tiles,

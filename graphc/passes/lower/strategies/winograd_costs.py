@@ -11,8 +11,7 @@ from graphc.ir.dtypes import f32
 from graphc.ir.extents import ceil_divided, most, points
 from graphc.ir.types import Dim
 from graphc.passes.analysis.convolution import Convolution
-from graphc.passes.lower.strategies.register_tiles import PARALLEL_PIECES
-from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
+from graphc.passes.lower.strategies.tile_plan import PARALLEL_PIECES, RegisterTileOptions
 from graphc.passes.lower.transforms.winograd import POINTS, Winograd, operations, winograd
 
 DIRECT = 0.9  # of the peak that direct products reach

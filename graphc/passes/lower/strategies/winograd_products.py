@@ -13,7 +13,7 @@ from graphc.passes.analysis.computation import Output
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.convolution import Convolution
 from graphc.passes.lower.strategies.column_operand import packed_panels
-from graphc.passes.lower.strategies.register_tiles import TileEmitter
+from graphc.passes.lower.strategies.tile_emitter import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, tile_plan
 from graphc.passes.lower.transforms.winograd import TAPS, Winograd
 

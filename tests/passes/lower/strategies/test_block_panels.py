@@ -5,7 +5,7 @@ import pytest
 from differential import build, check, floats, program_of
 
 from graphc.backends.llvm_cpu.target import host_target
-from graphc.passes.lower.strategies import block_panels, cache_blocks, tile_plan
+from graphc.passes.lower.strategies import block_panels, tile_rules, tile_plan
 
 DEPTH = 601  # more than two steps
 
@@ -66,8 +66,8 @@ def test_each_block_packs_what_it_reads(monkeypatch, function, rows, depth, colu
     monkeypatch.setattr(block_panels, "PART_FOR_COLUMNS", 1 << 40)
     monkeypatch.setattr(tile_plan, "MANY_ROWS", 1)
     monkeypatch.setattr(tile_plan, "PAGES", 1)
-    monkeypatch.setattr(cache_blocks, "PIECES", 1)
-    for module in (block_panels, cache_blocks):
+    monkeypatch.setattr(tile_rules, "PIECES", 1)
+    for module in (block_panels, tile_rules):
         monkeypatch.setattr(module, "STEPS", 11)
     shape = (depth, columns) if function is product else (columns, depth)
     graph, inputs = build(function, x=floats(rng(), *batch, rows, depth), w=floats(rng(), *shape))

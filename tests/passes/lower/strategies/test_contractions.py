@@ -9,7 +9,8 @@ from differential import build, check, floats, program_of
 from graphc.ir import dtypes
 from graphc.ir.text.printer import print_kernel
 from graphc.passes.analysis.spaces import balanced_tiles
-from graphc.passes.lower.strategies import cache_blocks, register_tiles
+from graphc.passes.lower.strategies import tile_emitter, tile_rules
+from graphc.passes.lower.strategies.tile_emitter import row_tiles
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -159,15 +160,16 @@ def test_balanced_tiles(largest):
 def test_tiles_of_one_size(largest):
     """Tiles that may overlap are of one size, unless too many rows would be summed twice."""
     for rows in range(1, 700):
-        tiles = register_tiles.row_tiles(rows, largest, overlap=True)
+        size = tile_rules.same_size(rows, largest)
+        tiles = row_tiles(rows, size or largest, overlap=size > 0)
         covered = [
             row for tile in tiles for row in range(tile.first, tile.first + tile.count * tile.size)
         ]
         assert covered == list(range(len(covered))) and len(covered) >= rows
         again = len(covered) - rows
-        assert again * register_tiles.FEW_AGAIN <= rows
+        assert again * tile_rules.FEW_AGAIN <= rows
         assert again == 0 or [tile.end for tile in tiles] == [rows]
-    assert len(register_tiles.row_tiles(400, 14, overlap=True)) == 1
+    assert tile_rules.same_size(400, 14) == 14
 
 
 @pytest.mark.parametrize("rows", [6, 15, 17, 29])
@@ -176,8 +178,8 @@ def test_tiles_of_one_size(largest):
 def test_tiles_that_overlap(monkeypatch, rows, long, residual):
     """The last tile sums rows of the one before; where a result may lie over an input, it does not
     store them."""
-    monkeypatch.setattr(register_tiles, "FEW_AGAIN", 0)
-    monkeypatch.setattr(register_tiles, "LONG_DEPTH", long)
+    monkeypatch.setattr(tile_rules, "FEW_AGAIN", 0)
+    monkeypatch.setattr(tile_emitter, "LONG_DEPTH", long)
     r = rng(rows)
     x, y, w, v = floats(r, rows, 12), floats(r, rows, 9), floats(r, 12, 40), floats(r, 9, 40)
 
@@ -284,7 +286,7 @@ def test_indices_and_loops_of_equal_extent():
 def test_columns_beyond_the_caches(monkeypatch, seed):
     """Panels outside, rows of the image inside: as if no cache held any columns."""
     graph, inputs = random_convolution(seed)
-    monkeypatch.setattr(register_tiles, "LARGE_COLUMNS", 0)
+    monkeypatch.setattr(tile_rules, "LARGE_COLUMNS", 0)
     check(graph, inputs)
 
 
@@ -293,21 +295,21 @@ def test_rows_of_the_image_are_inside_columns_beyond_the_caches(monkeypatch):
     graph, _ = build(lambda b, x: b.Conv(x, w, pads=[1] * 4), x=floats(rng(2), 1, 8, 5, 6))
     rows, panels = "p // 2", "p // 5"  # of an image of 5 rows, and 2 panels of 48 columns
     assert rows in contraction_of(graph) and panels not in contraction_of(graph)
-    monkeypatch.setattr(register_tiles, "LARGE_COLUMNS", 0)
+    monkeypatch.setattr(tile_rules, "LARGE_COLUMNS", 0)
     assert panels in contraction_of(graph) and rows not in contraction_of(graph)
 
 
 @pytest.fixture(params=["one tile", "several tiles"])
 def small_caches(request, monkeypatch):
     """As if caches held next to nothing: all is computed in blocks, of few tiles and steps."""
-    monkeypatch.setattr(cache_blocks, "PART_FOR_TILE", 1 << 40)
-    monkeypatch.setattr(cache_blocks, "STEPS", 6)
-    monkeypatch.setattr(cache_blocks, "STACK", 1 << 14)
-    monkeypatch.setattr(cache_blocks, "FEW_PANELS", 2)
+    monkeypatch.setattr(tile_rules, "PART_FOR_TILE", 1 << 40)
+    monkeypatch.setattr(tile_rules, "STEPS", 6)
+    monkeypatch.setattr(tile_rules, "STACK", 1 << 14)
+    monkeypatch.setattr(tile_rules, "FEW_PANELS", 2)
     if request.param == "several tiles":
-        monkeypatch.setattr(cache_blocks, "PART_FOR_BLOCK", 1 << 40)
-        monkeypatch.setattr(cache_blocks, "TOGETHER", 5)
-        monkeypatch.setattr(cache_blocks, "PIECES", 1)
+        monkeypatch.setattr(tile_rules, "PART_FOR_BLOCK", 1 << 40)
+        monkeypatch.setattr(tile_rules, "TOGETHER", 5)
+        monkeypatch.setattr(tile_rules, "PIECES", 1)
 
 
 BLOCKED = [(14, 12, 32), (31, 13, 161), (1, 29, 200), (97, 7, 97), (50, 40, 320), (5, 61, 16)]

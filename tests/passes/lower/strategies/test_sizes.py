@@ -28,7 +28,7 @@ from graphc.ir.program import Program, at_sizes
 from graphc.ir.sizes import sizes_of
 from graphc.ir.types import TensorType, at
 from graphc.passes.lower.program import lower
-from graphc.passes.lower.strategies.register_tiles import row_tiles
+from graphc.passes.lower.strategies.tile_emitter import row_tiles
 
 B, S, N = Sym("B", 1, 8), Sym("S", 1, 130), Sym("N", 1, 5000)
 LENGTHS = (1, 13, 15, 16, 17, 33, 64, 65, 129, 130)

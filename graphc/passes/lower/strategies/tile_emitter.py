@@ -1,0 +1,499 @@
+"""The loops of contractions in tiles of vector registers, as a schedule says.
+
+A micro-kernel keeps the sums of a tile in registers over all of the depth, or over a part of it at
+a time; the epilogue (bias, activation, residual) is applied to them on their way to memory. Tiles
+of rows pass over panels of columns, or panels over tiles, as the schedule orders them
+(tile_schedules.py). What is left over at edges is in tiles of other sizes or stored under masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
+from graphc.ir.dtypes import DType, i64
+from graphc.ir.expr import (
+    Const,
+    Expr,
+    Index,
+    Load,
+    as_expr,
+    call,
+    cost,
+    loads,
+    maximum,
+    minimum,
+    select,
+    substitute,
+)
+from graphc.ir.extents import as_dim, ceil_divided, divided, most, points
+from graphc.ir.instructions import dot4
+from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim, elements_of
+from graphc.passes.analysis.computation import flat_buffer
+from graphc.passes.analysis.contraction import Match
+from graphc.passes.analysis.core import reductions_in
+from graphc.passes.analysis.spaces import balanced_tiles, known_last, merge_adjacent
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogues
+from graphc.passes.lower.strategies.cache_blocks import emit_blocks
+from graphc.passes.lower.strategies.column_operand import Panels
+from graphc.passes.lower.strategies.depth_blocks import DepthBlocks, depth_blocks
+from graphc.passes.lower.strategies.row_operand import CENTRES
+from graphc.passes.lower.strategies.tile_plan import LoopPlan, RegisterTileOptions, TilePlan
+from graphc.records import dataclass
+
+SMALL_TILE = 4  # rows, whose sums, two vectors each, are as many as the latency of fma asks
+LONG_EPILOGUE = 10  # cost, per product of a step, beyond which it is not repeated for every row
+LONG_DEPTH = 128  # products, beside which it takes no time that sums are stored before the epilogue
+
+NOTHING = Const(0, i64)
+Tile = tuple[dict, Index, Expr, int, Expr, list[tuple[int, int]]]
+"""The operands of TileEmitter.sums, which tell where a tile is."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Panels or tiles of rows: the first (of rows: the first row), how many, the size of each. Of
+    an `open` panel fewer columns may be there, of which the columns of the output tell. Rows may
+    have an `end`, before which the last tile begins early enough to end there: its first rows are
+    those of the tile before, and are summed again, but not stored."""
+
+    first: Dim
+    count: Dim
+    size: int
+    open: bool = False
+    end: int | None = None
+
+
+class TileEmitter:
+    """Emits the loops of a planned contraction."""
+
+    def __init__(
+        self, match: Match, plan: TilePlan, options: RegisterTileOptions, panels: list[Panels],
+        k: KernelBuilder | None = None,
+    ):  # fmt: skip
+        self.match, self.plan, self.options, self.packed = match, plan, options, panels
+        self.k = k or KernelBuilder()
+        self.lane = self.k.fresh("i")  # of all vectors, so that they share their expressions
+        self.column = Index("column", plan.columns)
+        self.is_open = False  # whether the panel at hand may lack columns
+        self.flatten()
+        is_serial = all(self._kind_of(x) == "serial" for x in self.depth)
+        is_apart = is_serial and match.hole.dtype.is_float and plan.split > 0
+        self.blocks_apart = depth_blocks(self.depth, plan.split) if is_apart else None
+
+    def flatten(self) -> None:
+        """Epilogue, offset and operands over merged outer and row indices and one column."""
+        match, shapes = self.match, self.match.shapes
+        exprs = [flatten_loads(e, shapes) for e in match.exprs]
+        hole = reductions_in(exprs)[0]
+        marker = Load("sum", (Const(0, i64),), hole.dtype)
+        exprs = [substitute(e, {hole: marker}) for e in exprs]
+        columns = unflatten_index(self.column, tuple(x.extent for x in match.cols))
+        mapping: dict[Expr, Expr] = dict(zip(match.cols, columns))
+        all_exprs = [simplify(e, mapping) for e in (match.offset, match.a, *exprs)]
+        b = match.b if self.plan.packed else simplify(match.b, mapping)
+        rows = match.rows
+        rows, all_exprs = merge_adjacent(rows, all_exprs)
+        self.offset, self.a, *self.exprs = all_exprs
+        self.b, self.rows, self.marker = b, known_last(rows), marker
+        depth = match.depth
+        if not self.plan.packed:
+            depth, (a, b) = merge_adjacent(depth, [self.a, self.b])
+            self.a, self.b = a, b
+        elif self._is_whole:
+            depth, (self.a,) = merge_adjacent(depth, [self.a])
+        self.depth = depth
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether `b` is one tensor of panels."""
+        return [x.part for x in self.packed] == [self.match.b]
+
+    def lowered(self, loops: LoopPlan) -> Lowered:
+        """The kernel, with tiles in such loops."""
+        match = self.match
+        outer, places, tiled = match.outer, self.places, self.tiled
+        inputs, inplace = self.operands()
+        if loops.overlap and not self.is_looped():
+            inplace = []  # rows that are computed twice must not have been written over
+        segments = row_tiles(tiled.extent, self.plan.row_tile, loops.overlap)
+        panels = self.panels()
+        if isinstance(tiled.extent, Expr):
+            self._in_blocks(loops, [*outer, *places], tiled, segments, panels)
+        elif loops.blocks is not None:
+            emit_blocks(self, loops, outer, [*places, tiled], segments, panels)
+        elif loops.order[0] == "columns":
+            self._panels_outside(loops, outer, places, tiled, segments, panels)
+        elif loops.order[1] == "rows":
+            self._rows_outside(loops, [*outer, *places], tiled, segments, panels)
+        else:
+            self._panels_outside(loops, [*outer, *places], [], tiled, segments, panels)
+        outputs = [flat_buffer(o.buffer) for o in match.computation.outputs]
+        params = [flat_buffer(b) for b in (*inputs, *match.temporaries)] + outputs
+        steps = most(self.plan.depth) * self.plan.together
+        work = points(match.indices) * steps * 2
+        kernel = Kernel("contract", tuple(params), self.k.body(), match.computation.label)
+        return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
+
+    @property
+    def tiled(self) -> Index:
+        """The index of rows that tiles run along."""
+        return self.rows[-1] if self.rows else Index("m", 1)
+
+    @property
+    def places(self) -> list[Index]:
+        """The other indices of rows."""
+        return self.rows[:-1]
+
+    def operands(self) -> tuple[list[Buffer], list[tuple[str, str]]]:
+        """The inputs that the kernel reads, and which outputs may lie in which of them."""
+        computation = self.match.computation
+        used = {x.source for e in self.read() for x in loads(e)}
+        used.update(x.buffer.name for x in self.packed)
+        inputs = [b for b in computation.inputs if b.name in used]
+        return inputs, in_place_of_epilogues(
+            computation.outputs, self.offset, self.exprs, inputs, (self.a, self.b)
+        )
+
+    def read(self) -> tuple[Expr, ...]:
+        """The expressions that the kernel reads inputs in."""
+        return self.a, self.b, *self.exprs
+
+    def panels(self) -> list[Segment]:
+        """The whole panels, and the one that is not, if there may be one. Where that is known at
+        run time only, code for panels that may lack columns does for all: it stores by masks."""
+        panel = self.plan.panel
+        whole, rest = divided(self.plan.columns, panel)
+        if isinstance(rest, Expr):
+            return [Segment(0, ceil_divided(self.plan.columns, panel), panel, open=True)]
+        full = [] if whole == 0 else [Segment(0, whole, panel)]
+        return [*full, Segment(whole, 1, rest)] if rest else full
+
+    def _rows_outside(
+        self, loops: LoopPlan, outer: list[Index], tiled: Index, segments: list[Segment],
+        panels: list[Segment],
+    ) -> None:  # fmt: skip
+        """Parallel over outer indices and blocks of row tiles; all panels for each block, or, where
+        the blocks are few, a group of panels."""
+        for rows in segments:
+            assert isinstance(rows.count, int)
+            block = min(rows.count, loops.tiles_of_block(rows.size))
+            while rows.count % block:
+                block -= 1
+            for fixed, at, part in self._parallel(loops, outer, rows.count // block, [], panels):
+                for panel, own, each in part:
+                    with self.k.loop(each) as n:
+                        number = own + n + panel.first
+                        self.tiles(fixed, tiled, at * block, block, rows, number, panel)
+
+    def _in_blocks(
+        self, loops: LoopPlan, outer: list[Index], tiled: Index, segments: list[Segment],
+        panels: list[Segment],
+    ) -> None:  # fmt: skip
+        """Parallel over outer indices, blocks of row tiles and panels, where the rows are known at
+        run time only. What rows are left when all tiles are whole belongs to the last block."""
+        whole, *left = segments
+        block = loops.tiles_of_block(whole.size)
+        panels_first = loops.order[1] == "columns"
+        blocks = as_dim(maximum((whole.count + block - 1) // block, 1))
+        for panel in panels:
+            inside = [panel.count, blocks] if panels_first else [blocks, panel.count]
+            extents = (*(x.extent for x in outer), *inside)
+            with self.k.loop(elements_of(extents), "parallel", name="p") as p:
+                *front, one, two = unflatten_index(p, extents)
+                at, n = (two, one) if panels_first else (one, two)
+                fixed = dict(zip(outer, front))
+                for rows in segments:
+                    tiles = rows.count
+                    if rows is whole:
+                        tiles = as_dim(minimum(whole.count - at * block, block))
+                    elif blocks != 1:
+                        tiles = select((at + 1).eq(blocks), rows.count, 0)
+                    with self.k.loop(tiles) as t:
+                        first = t if rows is not whole else at * block + t
+                        row = first * rows.size + rows.first
+                        self.tile(fixed, tiled, row, rows.size, n + panel.first, panel)
+
+    def _panels_outside(
+        self, loops: LoopPlan, outer: list[Index], inner: list[Index], tiled: Index,
+        segments: list[Segment], panels: list[Segment],
+    ) -> None:  # fmt: skip
+        """Parallel over outer indices, panels and inner indices; all row tiles for each panel, or,
+        where the panels are few, a group of tiles."""
+        for panel in panels:
+            for fixed, n, part in self._parallel(loops, outer, panel.count, inner, segments):
+                for rows, own, each in part:
+                    self.tiles(fixed, tiled, own, each, rows, n + panel.first, panel)
+
+    def _parallel(
+        self, loops: LoopPlan, outer: Sequence[Index], number: Dim, inner: list[Index],
+        segments: list[Segment],
+    ) -> Iterator[tuple[dict, Expr, list[tuple[Segment, Expr, Dim]]]]:  # fmt: skip
+        """Loops over outer indices, so many pieces, and inner indices. Each does all segments, or,
+        where they are few, a group of one. Yields the indices, the piece, and its segments, each
+        with the first of its items to do and their number."""
+        pieces = points((*outer, *inner)) * most(number)
+        few = pieces < loops.pieces
+        for part in [[segment] for segment in segments] if few else [segments]:
+            groups = _groups(part[0].count, pieces, loops.pieces) if few else 1
+            extents = (*(x.extent for x in outer), number, *(x.extent for x in inner), groups)
+            with self.k.loop(elements_of(extents), "parallel", name="p") as p:
+                *front, group = unflatten_index(p, extents)
+                piece = front.pop(len(outer))
+                each = [divided(segment.count, groups)[0] for segment in part]
+                own = [(segment, group * n, n) for segment, n in zip(part, each)]
+                yield dict(zip((*outer, *inner), front)), piece, own
+
+    # ---------------------------------------------------------------- the micro-kernel
+
+    def tiles(
+        self, fixed: dict, tiled: Index, first: Expr, count: Dim, rows: Segment, number: Expr,
+        panels: Segment,
+    ) -> None:  # fmt: skip
+        """So many tiles of rows of a segment, from the first on, in one panel."""
+        with self.k.loop(count) as t:
+            row = (first + t) * rows.size + rows.first
+            start = row if rows.end is None else minimum(row, rows.end - rows.size)
+            self.tile(fixed, tiled, start, rows.size, number, panels, simplify(row - start))
+
+    def tile(
+        self, fixed: dict, tiled: Index, row: Expr, size: int, number: Expr, panels: Segment,
+        done: Expr = NOTHING,
+    ) -> None:  # fmt: skip
+        """MR x NR sums over the whole depth, then the epilogue, which leaves out the rows that are
+        `done`."""
+        panel = self.k.let(simplify(number))
+        row = self.k.let(simplify(row))
+        self.is_open = panels.open
+        pieces = self.pieces(panels.size)
+        sums = self.sums(fixed, tiled, row, size, panel, pieces)
+        stacked = self.blocks_apart is not None
+        self.finish_tile(sums, fixed, tiled, row, size, panel, pieces, stacked, done)
+
+    def finish_tile(
+        self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
+        pieces: list[tuple[int, int]], stacked: bool = False, done: Expr = NOTHING,
+    ) -> None:  # fmt: skip
+        """The epilogue of a tile of sums, in registers or `stacked`, of the rows that are not
+        `done`."""
+        if size > 1 and self.is_looped():
+            tile = sums if stacked else self._stacked(sums, size, pieces)
+            self._finish_in_a_loop(tile, fixed, tiled, row, size, panel, pieces, done)
+            return
+        for t in range(size):
+            self.finish_row(sums, {**fixed, tiled: row + t}, panel, t * self.plan.panel, pieces)
+
+    def pieces(self, width: int) -> list[tuple[int, int]]:
+        """The vectors of a panel of so many columns: where each starts, and how many it has."""
+        lanes = self.plan.lanes
+        return [(j, min(lanes, width - j)) for j in range(0, width, lanes)]
+
+    def is_looped(self) -> bool:
+        """Whether the epilogue is a loop over the rows of a tile, not code for each of them."""
+        if self.plan.looped is not None:
+            return self.plan.looped
+        if self.blocks_apart is not None or most(self.plan.depth) >= LONG_DEPTH:
+            return True
+        return sum(map(cost, self.exprs)) > LONG_EPILOGUE // self.plan.together
+
+    def sums(
+        self, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
+        pieces: list[tuple[int, int]],
+    ) -> Buffer:  # fmt: skip
+        """The sums of a tile: in registers, or on the stack where they are those of blocks."""
+        dtype, blocks = self.match.hole.dtype, self.blocks_apart
+        where: Tile = (fixed, tiled, row, size, panel, pieces)
+        if blocks is None:
+            sums = self.zeros(dtype, size, pieces)
+            self.sum_over(sums, *where, self.depth, {})
+            return sums
+        total = self.k.alloc(dtype, (size * self.plan.panel,), "stack")
+        with self.k.loop(size) as t:
+            self.set(total, 1, pieces, lambda cell: Const(0, dtype), t * self.plan.panel)
+        with self.k.loops(*(x.extent for x in blocks.outside)) as outside:
+            at = dict(zip(blocks.outside, outside))
+            extent, piece = blocks.split.extent, blocks.piece
+            is_open = isinstance(extent, Expr)  # so that any block may be the last
+            count, left = (ceil_divided(extent, piece), 0) if is_open else divided(extent, piece)
+            with self.k.loop(count) as block:
+                first = block * piece
+                each = as_dim(minimum(extent - first, piece)) if is_open else piece
+                self._add_block(total, where, blocks, at, first, each)
+            if left != 0:
+                start = as_expr(count * piece, i64)
+                self._add_block(total, where, blocks, at, start, left)
+        return total
+
+    def _add_block(
+        self, total: Buffer, where: Tile, blocks: DepthBlocks, at: dict, start: Expr, count: Dim
+    ) -> None:
+        """Adds to the total of a tile what a block of the depth gives."""
+        _, _, _, size, _, pieces = where
+        sums = self.zeros(total.dtype, size, pieces)
+        with self.k.loop(count) as x:
+            inside = {**at, blocks.split: simplify(start + x)}
+            self.sum_over(sums, *where, blocks.inside, inside)
+        self.set(total, size, pieces, lambda cell: total[cell] + sums[cell])
+
+    def zeros(self, dtype: DType, size: int, pieces: list[tuple[int, int]]) -> Buffer:
+        """A tile in registers, of zeros."""
+        tile = self.k.alloc(dtype, (size * self.plan.panel,), "reg")
+        self.set(tile, size, pieces, lambda cell: Const(0, dtype))
+        return tile
+
+    def _finish_in_a_loop(
+        self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
+        pieces: list[tuple[int, int]], done: Expr,
+    ) -> None:  # fmt: skip
+        """A long epilogue (an activation with a polynomial) is written once, not once per row, of
+        sums on the stack."""
+        with self.k.loop(as_dim(size - done)) as left:
+            at = done + left
+            start = at * self.plan.panel
+            self.finish_row(sums, {**fixed, tiled: row + at}, panel, start, pieces)
+
+    def _stacked(self, sums: Buffer, size: int, pieces: list[tuple[int, int]]) -> Buffer:
+        """A copy of a tile of registers on the stack, whose rows a loop can go over."""
+        tile = self.k.alloc(sums.dtype, (size * self.plan.panel,), "stack")
+        self.set(tile, size, pieces, lambda cell: sums[cell])
+        return tile
+
+    def finish_row(
+        self, sums: Buffer, at: dict, panel: Expr, start: Expr | int, pieces: list[tuple[int, int]]
+    ) -> None:
+        for j, count in pieces:
+            with self.columns(panel, j, count) as v:
+                self._finish(sums[simplify(v + start + j)], at, panel, j, v)
+
+    @contextmanager
+    def columns(self, panel: Expr, j: int, count: int) -> Iterator[Expr]:
+        """As `lanes`, from column j of a panel on: those that are there."""
+        if not self.is_open:
+            with self.lanes(count) as v:
+                yield v
+            return
+        inside = simplify(self.plan.columns - panel * self.plan.panel - j)
+        if count == 1:
+            with self.k.when(inside > 0):
+                yield Const(0, i64)
+            return
+        there = as_dim(minimum(inside, count))
+        with self.k.loop(there, "vector", name=self.lane, width=count) as v:
+            yield v
+
+    def set(
+        self, tile: Buffer, size: int, pieces: list[tuple[int, int]],
+        value: Callable[[Expr], Expr], start: Expr | int = 0,
+    ) -> None:  # fmt: skip
+        """Stores a value, given its cell, into all cells of a tile, which starts there."""
+        for t in range(size):
+            for j, count in pieces:
+                with self.lanes(count) as v:
+                    cell = simplify(v + start + (t * self.plan.panel + j))
+                    self.k.store(tile, cell, value(cell))
+
+    def lanes(self, count: int) -> AbstractContextManager[Expr]:
+        kind = "vector" if count > 1 else "unroll"
+        return self.k.loop(count, kind, name=self.lane, width=count)
+
+    def sum_over(
+        self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
+        pieces: list[tuple[int, int]], depth: list[Index], at: dict,
+    ) -> None:  # fmt: skip
+        if depth:
+            with self.k.loop(depth[0].extent, self._kind_of(depth[0])) as x:
+                inner = {**at, depth[0]: x}
+                self.sum_over(sums, fixed, tiled, row, size, panel, pieces, depth[1:], inner)
+            return
+        # Row by row, so that a broadcast element dies before the next; the loads of the column
+        # vectors are the same in every row, and are shared by the code generator.
+        where = {**fixed, **at}
+        columns: dict[int, Expr] = {}
+        for t in range(size):
+            a = simplify(self.a, {**where, tiled: row + t})
+            for j, count in pieces:
+                with self.lanes(count) as v:
+                    if j not in columns:
+                        columns[j] = self._column_element(where, panel, j, v, at)
+                    cell = simplify(v + (t * self.plan.panel + j))
+                    self._multiply(sums, cell, a, columns[j])
+
+    def _multiply(self, sums: Buffer, cell: Expr, a: Expr, b: Expr) -> None:
+        if self.plan.quad is None:
+            self.k.store(sums, cell, call("fma", a, b, sums[cell]))
+            return
+        assert isinstance(a, Load) and isinstance(b, Load)
+        self.k.emit(dot4(sums[cell], a, b, CENTRES.get(a.dtype, 0)))
+
+    def _column_element(self, where: dict, panel: Expr, j: int, v: Expr, at: dict) -> Expr:
+        if not self.plan.packed:
+            column = panel * self.plan.panel + j + v
+            return simplify(self.b, {**where, self.column: column})
+        if self._is_whole:
+            return self._whole_element(where, panel, v + j, at)
+        cols = self.match.cols
+        flat = panel * self.plan.panel + j + v
+        columns = unflatten_index(flat, tuple(x.extent for x in cols))
+        mapping: dict[Expr, Expr] = {**where, **dict(zip(cols, columns))}
+        mapping.update((x.part, x.element(where, panel, v + j)) for x in self.packed)
+        return simplify(self.match.b, mapping)
+
+    def _kind_of(self, depth: Index) -> str:
+        """The loop over a summed index: written out, if it says where in a byte a code lies."""
+        if self._is_whole or not self.packed or any(depth in x.depth for x in self.packed):
+            return "serial"
+        return "unroll"
+
+    def _whole_element(self, where: dict, panel: Expr, lane: Expr, at: dict) -> Expr:
+        """The element of `b` that is packed whole, whose summed indices may have been merged."""
+        (packed,) = self.packed
+        outer = tuple(where[x] for x in packed.outer)
+        shape = (*packed.buffer.shape[: len(outer) + 1], self.plan.depth, self.plan.panel)
+        deep = flatten_index(tuple(at[k] for k in self.depth), tuple(k.extent for k in self.depth))
+        place = flatten_index((*outer, panel, deep, lane), shape) * self.plan.together
+        return Load("panels", (simplify(place),), packed.part.dtype)
+
+    def _finish(self, cell: Expr, at: dict, panel: Expr, j: int, v: Expr) -> None:
+        """The epilogue of one vector of sums, stored once all outputs of it have been computed, as
+        they may lie over what is read."""
+        mapping = {**at, self.column: panel * self.plan.panel + j + v}
+        total = self.k.let(cell)
+        values = [simplify(expr, {**mapping, self.marker: total}) for expr in self.exprs]
+        if len(values) > 1:
+            values = [self.k.let(value) for value in values]
+        offset = simplify(self.offset, mapping)
+        for output, value in zip(self.match.computation.outputs, values):
+            self.k.store(flat_buffer(output.buffer), (offset,), value)
+
+
+def row_tiles(rows: Dim, size: int, overlap: bool = False) -> list[Segment]:
+    """Tiles of rows: all of this size, of which the last may `overlap` the one before it, or of
+    almost equal sizes up to this one. Where the rows are known at run time only, tiles of this
+    size, then of each power of two that may be left, up to that of a small tile: larger ones would
+    be little faster. Each size is code of its own."""
+    if isinstance(rows, int):
+        if overlap:
+            return [Segment(0, -(-rows // size), size, end=rows)]
+        return [Segment(*tile) for tile in balanced_tiles(rows, size)]
+    count, left = divided(rows, size)
+    segments = [Segment(0, count, size)]
+    done: Dim = count * size
+    part = min(SMALL_TILE, 1 << (size - 1).bit_length() - 1) if size > 1 else 0
+    while part:
+        count, left = divided(left, part)
+        if count != 0:
+            segments.append(Segment(as_dim(done), count, part))
+        done, part = done + count * part, part // 2
+    return segments
+
+
+def _groups(count: Dim, others: int, pieces: int) -> int:
+    """Into how many equal parts to split `count` iterations, so that with `others` outside there
+    are so many pieces, if there can be."""
+    if not isinstance(count, int):
+        return 1
+    divisors = [d for d in range(1, count + 1) if count % d == 0]
+    return next((d for d in divisors if d * others >= pieces), divisors[-1])

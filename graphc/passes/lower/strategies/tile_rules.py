@@ -1,0 +1,140 @@
+"""Which loops should be fastest for tiles of a planned contraction, by rules.
+
+The rules follow the caches: what passes over a block is to stay in the second level, columns that
+no cache holds are to come from memory once, and threads are to have enough to share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from graphc.ir.addresses import is_affine_in
+from graphc.ir.expr import Expr, loads
+from graphc.ir.extents import most, points
+from graphc.passes.analysis.contraction import Match
+from graphc.passes.lower.strategies.block_panels import panels_of_block
+from graphc.passes.lower.strategies.cache_blocks import fitted_blocks
+from graphc.passes.lower.strategies.depth_blocks import STEPS
+from graphc.passes.lower.strategies.tile_emitter import TileEmitter, row_tiles
+from graphc.passes.lower.strategies.tile_plan import (
+    COLUMNS_FIRST,
+    COLUMNS_OUTSIDE,
+    PARALLEL_PIECES,
+    ROWS_OUTSIDE,
+    Blocks,
+    LoopPlan,
+    TilePlan,
+)
+
+LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns
+FEW_AGAIN = 64  # rows, of which one may be computed twice to have tiles of one size
+FEW_PANELS = 4  # that do not make up for a copy of rows
+TOGETHER = 8  # tiles, and panels, of a block whose depth the caches do not hold
+STACK = 1 << 17  # bytes of sums on the stack
+PIECES = PARALLEL_PIECES  # independent blocks that there should be, for a few threads to share
+PART_FOR_TILE = 8  # of the second level of cache: what a tile may read without blocks
+PART_FOR_BLOCK = 2  # of it: what panels of a block take, and outputs that need no blocks
+SEVERAL, MANY_TILES = 4, 16  # places, and tiles for each panel, enough to go over panels inside
+
+
+def best_plans(e: TileEmitter) -> tuple[TilePlan, LoopPlan]:
+    """The plan of an emitter, made complete, and the loops that should be fastest."""
+    looped, blocked = e.is_looped(), needs_blocks(e)
+    split = STEPS if e.blocks_apart or (blocked and points(e.depth) > 2 * STEPS) else 0
+    plan = replace(e.plan, split=split, looped=looped)
+    if blocked:
+        return plan, _in_blocks(e)
+    rows = e.tiled.extent
+    if isinstance(rows, Expr):
+        order = COLUMNS_OUTSIDE if _are_large(e) else ROWS_OUTSIDE
+        return plan, LoopPlan(order, _rows_in_cache(e))
+    same = same_size(rows, plan.row_tile) if looped or not e.operands()[1] else 0
+    plan = replace(plan, row_tile=same or even_size(rows, plan.row_tile))
+    if _are_large(e):
+        return plan, LoopPlan(COLUMNS_FIRST, overlap=same > 0)
+    segments = row_tiles(rows, plan.row_tile, same > 0)
+    batch = points((*e.match.outer, *e.places))
+    tiles = sum(x.count for x in segments if isinstance(x.count, int))
+    if batch < SEVERAL and batch * tiles < MANY_TILES * len(e.panels()):
+        return plan, LoopPlan(COLUMNS_OUTSIDE, overlap=same > 0)
+    fitting = _rows_in_cache(e)
+    whole = all(isinstance(x.count, int) and fitting // x.size >= x.count for x in segments)
+    return plan, LoopPlan(ROWS_OUTSIDE, 0 if whole else fitting, overlap=same > 0)
+
+
+def is_constant(match: Match) -> bool:
+    """Whether the operand of columns is known when it is compiled."""
+    return all(x.source in match.computation.constants for x in loads(match.b))
+
+
+def needs_blocks(e: TileEmitter) -> bool:
+    """Whether columns change from run to run, and what tiles read, or what they write, is more than
+    caches hold."""
+    if e.plan.in_blocks:
+        return True
+    if is_constant(e.match) or not can_be_blocked(e):
+        return False
+    size, l2 = e.match.hole.dtype.size, e.options.l2_bytes
+    read = most(e.plan.depth) * (e.plan.panel + e.plan.row_tile) * size
+    written = points(e.rows) * most(e.plan.columns) * size
+    return read > l2 // PART_FOR_TILE or written > l2 // PART_FOR_BLOCK
+
+
+def can_be_blocked(e: TileEmitter) -> bool:
+    """Whether tiles can be computed in blocks: of floats, all extents of which are known."""
+    static = all(isinstance(x.extent, int) for x in (*e.depth, *e.rows))
+    known = static and isinstance(e.plan.columns, int) and bool(e.depth)
+    return known and e.plan.quad is None and e.match.hole.dtype.is_float
+
+
+def _are_large(e: TileEmitter) -> bool:
+    """Whether all columns are more than caches hold: they should come from memory once."""
+    elements = most(e.plan.columns) * most(e.plan.depth)
+    return elements * e.match.hole.dtype.size > LARGE_COLUMNS * e.options.l2_bytes
+
+
+def _rows_in_cache(e: TileEmitter) -> int:
+    """So many rows stay in the second level of cache."""
+    row_bytes = most(e.plan.depth) * e.match.hole.dtype.size
+    return max(e.plan.row_tile, e.options.l2_bytes // 2 // max(1, row_bytes))
+
+
+def _in_blocks(e: TileEmitter) -> LoopPlan:
+    """Loops over blocks: as many panels as half of the second cache holds, for one tile of rows
+    after another; or, where these are few, several tiles by several panels."""
+    size, columns = e.match.hole.dtype.size, e.panels()[0]
+    rows = row_tiles(e.tiled.extent, e.plan.row_tile)
+    assert isinstance(columns.count, int) and all(isinstance(x.count, int) for x in rows)
+    if e.plan.in_blocks:
+        panels = panels_of_block(e.plan, most(e.tiled.extent), size)
+        loops = LoopPlan(pieces=PIECES, blocks=Blocks(0, min(panels, columns.count)))
+    else:
+        fitting = e.options.l2_bytes // PART_FOR_BLOCK // (most(e.plan.depth) * e.plan.panel * size)
+        room = STACK // (rows[0].size * e.plan.panel * size)
+        if fitting >= min(TOGETHER, columns.count):
+            blocks = Blocks(1, min(fitting, max(room, 1), columns.count))
+        else:
+            count = most(rows[0].count) * points(e.places)
+            blocks = Blocks(min(TOGETHER, count), min(TOGETHER, columns.count))
+        loops = LoopPlan(pieces=PIECES, blocks=blocks)
+    along = is_affine_in(e.a.index[0], e.tiled) == 1
+    bands = rows if e.plan.in_blocks else rows[:1]
+    fitted = fitted_blocks(e, loops, points(e.match.outer), points(e.places), bands, columns)
+    return replace(loops, staged=along and fitted.panels >= FEW_PANELS)
+
+
+def even_size(rows: int, largest: int) -> int:
+    """The largest of tiles of almost equal size, of as few as can be."""
+    count = -(-rows // largest)
+    return -(-rows // count) if count else 1
+
+
+def same_size(rows: int, largest: int) -> int:
+    """The size of tiles that sum few rows twice; 0 if there is no such size, or no need for one."""
+    if rows % even_size(rows, largest) == 0:
+        return 0
+    for size in range(largest, largest * 3 // 4, -1):
+        count = -(-rows // size)
+        if (count * size - rows) * FEW_AGAIN <= rows:
+            return size
+    return 0

@@ -1,0 +1,23 @@
+"""Which of several candidates a kernel is made from: what a cost model ranks first, unless a tuner
+measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from graphc.ir.kernel import Kernel
+
+T = TypeVar("T")
+
+
+class Choose(Protocol):
+    """What takes one of several candidates, given with those first that should be fastest, and the
+    kernels of each."""
+
+    def __call__(self, ranked: Sequence[T], kernels_of: Callable[[T], Sequence[Kernel]]) -> T: ...
+
+
+def take_first(ranked: Sequence[T], kernels_of: Callable[[T], Sequence[Kernel]]) -> T:
+    """The candidate that is taken for the fastest before anything is measured."""
+    return ranked[0]
