@@ -191,7 +191,9 @@ def compiler(target: Target, settings: Settings) -> CompileStatic:
         limits = []
         if any(op.defn.form == "region" for op in graph.ops):
             limits.append(f"at most {settings.max_iterations} iterations")
-        return ", ".join([*map(str, settings.pipeline(target.pipeline())), *limits])
+        variant = target.variant()
+        steps = [*map(str, settings.pipeline(target.pipeline())), *limits]
+        return ", ".join([*steps, variant] if variant else steps)
 
     build = Build(
         lambda g: to_program(g, target, settings), settings.threads, key, settings.recorder
@@ -254,6 +256,7 @@ def to_program(graph: Graph, target: Target, settings: Settings) -> Program:
     def lowered(graph: Graph) -> Program:
         if target.control_flow and not graph.is_optimised:
             _bound_loops(graph, settings.max_iterations)
+        _check_schedules(graph)
         bodies = _optimised(graph, target, settings)
         for part in (graph, *bodies.values()) if graph.symbols else ():
             check_open(part)
@@ -267,6 +270,16 @@ def to_program(graph: Graph, target: Target, settings: Settings) -> Program:
     if settings.observe is not None:
         settings.observe(made)
     return made
+
+
+def _check_schedules(graph: Graph) -> None:
+    """ModelError if passes would take apart an op that is given a schedule."""
+    for op in graph.walk():
+        if op.schedule and not graph.reached("fused"):
+            raise ModelError(
+                f"{op.where()}: a schedule is for an op of a graph of phase fused, found phase "
+                f"{graph.phase}; `graphc compile --stop-after fused` writes one"
+            )
 
 
 def _bound_loops(graph: Graph, most: int) -> None:

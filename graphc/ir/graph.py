@@ -102,10 +102,12 @@ class Op:
 
     `loc` names the ONNX nodes this op came from, through every rewrite. `memo` keeps what others
     derive from the definition and the operands (its body); it is forgotten when these change.
+    `schedule`, where there is one, is how its kernel is to be made (passes/schedule/steps.py).
     """
 
     __slots__ = (
-        "defn", "inputs", "outputs", "attrs", "regions", "loc", "region", "memo", "_place",
+        "defn", "inputs", "outputs", "attrs", "regions", "loc", "region", "memo", "schedule",
+        "_place",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +125,7 @@ class Op:
         self.regions = list(regions)
         self.region: Region | None = None
         self.memo: dict = {}
+        self.schedule = ""
         self._place = 0  # where it was last seen in its region: see Region.place
         for region in self.regions:
             region.owner = self
@@ -393,6 +396,7 @@ def copy_op(op: Op, target: Region, mapping: dict[Value, Value], before: Op | No
     inputs = [None if v is None else mapping[v] for v in op.inputs]
     regions = [clone_region(r) for r in op.regions]
     new = Op(op.defn, inputs, op.attrs, len(op.outputs), regions, op.loc)
+    new.schedule = op.schedule
     for old_value, new_value in zip(op.outputs, new.outputs):
         new_value.type, new_value.name = old_value.type, old_value.name
         mapping[old_value] = new_value

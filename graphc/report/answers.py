@@ -24,7 +24,9 @@ from graphc.runtime.plans import HOST, LATER
 @dataclass(frozen=True)
 class KernelAnswer:
     """A step of the program: its kernel, how it came to be, and what it costs at the least.
-    `seconds` and `bound` are None on a machine whose peaks are not known."""
+    `schedule` is read off its loops; `steps` are the schedule that a strategy chose, as text, which
+    an op of a graph in text can be given ("" where its choices are no schedule). `seconds` and
+    `bound` are None on a machine whose peaks are not known."""
 
     kernel: str
     layers: tuple[str, ...]
@@ -32,6 +34,7 @@ class KernelAnswer:
     about: str
     declined: tuple[tuple[str, str], ...]
     schedule: tuple[str, ...]
+    steps: str
     operations: int
     bytes_read: int
     bytes_written: int
@@ -145,9 +148,8 @@ class Record:
         return KernelAnswer(
             step.kernel, step.loc, choice.strategy,
             self.trace.journal.about.get(choice.strategy, ""), choice.declined,
-            self.schedule(kernel), step.flops or kernel_operations(kernel), moved - written,
-            written,
-            bound, seconds,
+            self.schedule(kernel), choice.schedule, step.flops or kernel_operations(kernel),
+            moved - written, written, bound, seconds,
         )  # fmt: skip
 
     def schedule(self, kernel: Kernel) -> tuple[str, ...]:

@@ -70,6 +70,8 @@ def _kernel(kernel: KernelAnswer, title: str) -> Iterator[str]:
     yield from _row("strategy", strategy)
     for name, reason in kernel.declined:
         yield from _row("", f"not {name}: {reason}")
+    if kernel.steps:
+        yield from _row("steps", kernel.steps)
     for number, line in enumerate(kernel.schedule):
         yield from _row("" if number else "schedule", line)
     yield from _row("operations", quantity(kernel.operations) + per_byte)

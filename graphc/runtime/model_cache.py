@@ -132,6 +132,8 @@ class Entry:
         """The entry for a model compiled for the CPU with arguments and options of
         `graphc.compile`; None if no key can tell what it depends on."""
         cache = default_cache()
+        if options.get("tune_file") is not None:  # whose contents no argument tells
+            return None
         if cache is None or config.debug() or config.fuel() is not None or _is_extended():
             return None
         told = _text_of(arguments, options)

@@ -180,6 +180,11 @@ class Target:
 
         return Conventions()
 
+    def variant(self) -> str:
+        """What programs depend on beside the graph, the pipeline and the machine, as a text that
+        names entries of caches."""
+        return ""
+
     def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
         """The program of a typed static graph, which `lower` changes: what it asks of the graph
         stands before the call, what it does to programs alone after it."""

@@ -11,8 +11,10 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.records import dataclass
 from graphc.targets.base import PREPARING, Build, Job, Rounding, option, register_target
 from graphc.targets.training import Trains
+from graphc.targets.tuned import Tuned
 
 if TYPE_CHECKING:
+    from graphc.backends.tuning import Measure
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Machine
     from graphc.ir.program import Program
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 @register_target
 @dataclass(frozen=True)
-class Cpu(Rounding, Trains):
+class Cpu(Rounding, Tuned, Trains):
     """The CPU of this machine."""
 
     name = "cpu"
@@ -38,6 +40,19 @@ class Cpu(Rounding, Trains):
         False, "convolve by direct products alone, not by Winograd's algorithm, whose rounding "
         "errors are larger", type=bool, what="true or false",
     )  # fmt: skip
+
+    def tuned_machine(self) -> str:
+        from graphc.backends.llvm_cpu.tuning import machine_name
+
+        return machine_name()
+
+    def measured(self) -> Measure:
+        from graphc.backends.llvm_cpu.tuning import seconds
+
+        return seconds
+
+    def variant(self) -> str:
+        return ", ".join(["exact" if self.exact else "", super().variant()])
 
     @cached_property
     def machine(self) -> Machine:
@@ -59,8 +74,10 @@ class Cpu(Rounding, Trains):
 
     def conventions(self) -> Conventions:
         from graphc.backends.llvm_cpu.strategies import conventions
+        from graphc.passes.schedule.choosing import take_first
 
-        return conventions(self.machine)
+        choose = take_first if self.tuner is None else self.tuner.choose
+        return conventions(self.machine, choose)
 
     def compiler(self, build: Build) -> CompileStatic:
         from graphc.backends.llvm_cpu.artifact import cached_image

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from graphc.errors import ModelError, UnsupportedError
 from graphc.records import dataclass
 from graphc.targets.base import Job, Rounding, Target, option, register_target
+from graphc.targets.tuned import Tuned
 
 if TYPE_CHECKING:
     from graphc.backends.cuda.runtime import Driver
+    from graphc.backends.tuning import Measure
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Machine
     from graphc.ir.program import Program
@@ -43,7 +45,7 @@ def simulators(text: str) -> bool | str:
 
 @register_target
 @dataclass(frozen=True)
-class Cuda(Rounding):
+class Cuda(Rounding, Tuned):
     """A GPU of NVIDIA."""
 
     device: int = option(0, "which GPU", type=int, what="the number of a GPU", metavar="N")
@@ -51,10 +53,6 @@ class Cuda(Rounding):
         False, "run a GPU's kernels on this machine's CPU (slow): their text, or with =ptx what "
         "nvcc or NVRTC makes of it for the first --arch", type=(bool, str),
         what="true, false or 'ptx'", metavar="ptx", read=simulators, given=True,
-    )  # fmt: skip
-    tune: bool = option(
-        False, "choose the tiles of a GPU's kernels by measuring them on it; choices are kept in "
-        "the disk cache", type=bool, what="true or false",
     )  # fmt: skip
     arch: str = option(
         "", "plan kernels for these GPUs, the first above all (default: the GPU at hand, or sm_80, "
@@ -100,6 +98,16 @@ class Cuda(Rounding):
         if self.arch or not self.tune:
             return self.arch or DEFAULT_ARCH
         return with_own_features(self._tuned.arch)
+
+    def tuned_machine(self) -> str:
+        from graphc.backends.cuda.tuning import machine_name
+
+        return machine_name(self._tuned)
+
+    def measured(self) -> Measure:
+        from graphc.backends.cuda.tuning import measure
+
+        return measure(self._tuned)
 
     @cached_property
     def _tuned(self) -> Driver:
@@ -152,11 +160,9 @@ class Cuda(Rounding):
 
     def strategies(self) -> Sequence[Strategy]:
         from graphc.backends.cuda.strategies import strategies
-        from graphc.backends.cuda.tuning import Tuner
+        from graphc.passes.schedule.choosing import take_first
 
-        if self.tune:
-            return strategies(self._planned, Tuner(self._tuned).best)
-        return strategies(self._planned)
+        return strategies(self._planned, take_first if self.tuner is None else self.tuner.choose)
 
     def conventions(self) -> Conventions:
         from graphc.backends.cuda.operators import GridBuilder

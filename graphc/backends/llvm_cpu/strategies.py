@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from graphc.backends.llvm_cpu.lane_builder import LaneBuilder
@@ -17,6 +18,7 @@ from graphc.passes.lower.strategies.plain import nest_strategy
 from graphc.passes.lower.strategies.register_tiles import RegisterTiles
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 from graphc.passes.lower.strategies.winograd import lower_winograd
+from graphc.passes.schedule.choosing import Choose, take_first
 
 
 def strategies(machine: Machine, exact: bool = False) -> Sequence[Strategy]:
@@ -37,10 +39,10 @@ def strategies(machine: Machine, exact: bool = False) -> Sequence[Strategy]:
     ]
 
 
-def conventions(machine: Machine) -> Conventions:
-    """What the CPU asks of programs."""
+def conventions(machine: Machine, choose: Choose = take_first) -> Conventions:
+    """What the CPU asks of programs, whose schedules are chosen so."""
+    usual = Conventions(numbers=True, updates=True, choose=choose)
     if not machine.vector_bytes:
-        return Conventions(numbers=True, updates=True)
+        return usual
     builder = partial(LaneBuilder, vector_bytes=machine.vector_bytes)
-    vector_bytes = machine.vector_bytes
-    return Conventions(vector_bytes=vector_bytes, numbers=True, updates=True, builder=builder)
+    return replace(usual, vector_bytes=machine.vector_bytes, builder=builder)

@@ -2,7 +2,8 @@
 
     graph   = "graph" @name "(" params ")" "->" types [where] ["phase" word] "{" line* return "}"
     line    = "const" %v ":" type "=" contents [loc]
-            | [%v, ... "="] title ["@" name] "(" operands ")" [attrs] [":" types] [loc] [regions]
+            | [%v, ... "="] title ["@" name] "(" operands ")" [attrs] [":" types] [loc]
+              ["schedule" string] [regions]
     return  = "return" [%v ["as" string], ...]
     region  = "{" ["^" "(" params ")"] line* "yield" [%v, ...] "}"
     attrs   = "{" [name "=" attr, ...] "}"
@@ -157,7 +158,9 @@ class GraphParser(ConstantParser):
             attrs.update(self.attributes())
         types = self._op_types(len(names))
         loc = self._loc()
+        schedule = self.string() if self.accept("schedule") else ""
         op = Op(defn, inputs, attrs, len(names), self._regions(), loc)
+        op.schedule = schedule
         for (name, token), value, type in zip(names, op.outputs, types):
             value.name, value.type = name, type
             self._bind(name, value, values, token)

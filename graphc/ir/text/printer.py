@@ -218,6 +218,8 @@ class _GraphPrinter:
         if any(v.type is not None for v in op.outputs):
             line += " : " + ", ".join(_type_text(v.type) for v in op.outputs)
         line += loc_text(op.loc)
+        if op.schedule:
+            line += f"  schedule {quote(op.schedule)}"
         if op.regions:
             line += " {"
         self.lines.append(line)

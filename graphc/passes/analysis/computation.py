@@ -47,6 +47,18 @@ class Computation:
     label: str = ""
     memo: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
+    @property
+    def text(self) -> str:
+        """All that a computation is, but for its label, in a line that is the same everywhere."""
+
+        def told(buffer: Buffer) -> str:
+            const = "const " if buffer.name in self.constants else ""
+            return f"{const}{buffer.name}: {buffer.dtype}[{', '.join(map(str, buffer.shape))}]"
+
+        outputs = [f"{told(o.buffer)} at {', '.join(map(str, o.index))} = {o.expr}"
+                   for o in self.outputs]  # fmt: skip
+        return f"({', '.join(map(told, self.inputs))}): {'; '.join(outputs)}"
+
     def input(self, name: str) -> Buffer:
         """The input of this name, which there must be."""
         return next(b for b in self.inputs if b.name == name)

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from graphc import config
-from graphc.errors import InternalError, UnsupportedError
+from graphc.errors import InternalError, ModelError, UnsupportedError
 from graphc.ir.checks import KEYS, Check
 from graphc.ir.dtypes import i64, u8, u64
 from graphc.ir.expr import Index, Load, Sym, as_expr, symbols
@@ -58,6 +58,8 @@ from graphc.passes.lower.strategies.row_updates import lower_row_updates
 from graphc.passes.lower.transforms.numbers import Numbered, with_numbers_read
 from graphc.passes.lower.transforms.splitting import split_outputs
 from graphc.passes.manager.journal import Journal
+from graphc.passes.schedule.choosing import Choose, take_first
+from graphc.passes.schedule.steps import Schedule, parse
 from graphc.progress import counted
 from graphc.records import dataclass
 
@@ -108,8 +110,8 @@ class Conventions:
     `numbers`: kernels read numbers in which alone they would differ, instead of holding them.
     `updates`: an output that is an input with some rows replaced is a copy, into which these are
     written; no copy if a caller has both in the same memory. Kernels may write other outputs over
-    inputs that nothing reads later. `state` numbers or names the parameters that are state, and the
-    results that replace them, if any does.
+    inputs that nothing reads later. `choose` takes one of several schedules. `state` numbers or
+    names the parameters that are state, and the results that replace them, if any does.
     """
 
     resident: bool = False
@@ -120,6 +122,7 @@ class Conventions:
     numbers: bool = False
     updates: bool = False
     builder: Callable[..., Collectives] = Collectives
+    choose: Choose = take_first
     state: Mapping[int, int | None] | Mapping[str, str] = field(default_factory=dict)
 
 
@@ -241,9 +244,12 @@ class Lowering:
             if not self.is_view(op, whole.restricted([output]), value, names)
         ]  # fmt: skip
         if not made:
+            if op.schedule:
+                raise ModelError(f"{op.where()}: it needs no kernel, and so no schedule")
             return
         places = {o.buffer.name: self.storages.of(v) for o, v in zip(whole.outputs, op.outputs)}
         parts = split_outputs(whole.restricted(made))
+        forced = self.forced(op, parts)
         read = {b.name: b for part in parts for b in part.inputs}
         numbers = {n: array for n, array in self.computed[op].numbers.items() if n in read}
         used = {n: self.storages.of(names[n]) for n in read if n not in numbers}
@@ -255,7 +261,7 @@ class Lowering:
         for part in parts:
             known = {n: numbers[n] if n in numbers else names[n].constant
                      for n in part.constants if n in used}  # fmt: skip
-            self.lower_computation(part, {**used, **places}, known, op)
+            self.lower_computation(part, {**used, **places}, known, op, forced)
 
     def loops(self, parts: list[Computation]) -> Lowered | None:
         """One kernel of several computations, if all are nothing but parallel loops."""
@@ -292,11 +298,12 @@ class Lowering:
         places: dict[str, str],
         known: Mapping[str, np.ndarray | None],
         op: Op,
+        forced: Schedule | None = None,
     ) -> None:
-        """Lowers one computation whose buffers are at `places`."""
-        if self.wanted.updates and self.update(part, places, op):
+        """Lowers one computation whose buffers are at `places`, by a schedule if it is `forced`."""
+        if forced is None and self.wanted.updates and self.update(part, places, op):
             return
-        lowered = self.choose(part)
+        lowered = self.choose(part) if forced is None else self.by_schedule(part, forced, op)
         places = dict(places)
         temporaries = iter(lowered.temporaries)
         for preparation in lowered.prepare:
@@ -338,7 +345,10 @@ class Lowering:
         """What the first strategy that takes a computation makes of it, and why others did not."""
         declined: list[tuple[str, str]] = []
         for strategy in self.strategies:
-            lowered = strategy(part)
+            if isinstance(strategy, Scheduled):
+                lowered = self.chosen_of(strategy, part)
+            else:
+                lowered = strategy(part)
             if config.debug() >= 4:
                 config.say(str(getattr(lowered, "kernel", f"{part.label}: {lowered}")))
             name = strategy_name(strategy)
@@ -346,6 +356,50 @@ class Lowering:
                 return replace(lowered, strategy=name, declined=tuple(declined))
             declined.append((name, lowered))
         raise InternalError(f"no strategy took {part.label}")
+
+    def chosen_of(self, strategy: Scheduled, part: Computation) -> Lowered | str:
+        """What a strategy makes of a computation by the schedule that is chosen."""
+        proposals = strategy.propose(part)
+        if isinstance(proposals, str):
+            return proposals
+
+        def kernels_of(schedule: Schedule) -> list[Kernel]:
+            """The kernel, and those of preparations that need what is known at run time only."""
+            lowered = strategy.apply(part, schedule)
+            run = [p for p in lowered.prepare if not {b.name for b in p.inputs} <= part.constants]
+            return [*(self.choose(p).kernel for p in run), lowered.kernel]
+
+        return strategy.apply(part, self.wanted.choose(part.text, proposals, kernels_of))
+
+    def forced(self, op: Op, parts: list[Computation]) -> Schedule | None:
+        """The schedule that an op is given, if it is given any; ModelError if it is none."""
+        if not op.schedule:
+            return None
+        if len(parts) != 1:
+            raise ModelError(
+                f"{op.where()}: a schedule is for an op of one kernel, found {len(parts)}"
+            )
+        try:
+            return parse(op.schedule)
+        except ModelError as error:
+            raise ModelError(f"{op.where()}: {error}") from error
+
+    def by_schedule(self, part: Computation, schedule: Schedule, op: Op) -> Lowered:
+        """A computation lowered by a schedule; ModelError if that does not suit it."""
+        own = [s for s in self.strategies if isinstance(s, Scheduled)]
+        strategy = next((s for s in own if s.name == schedule.strategy), None)
+        if strategy is None:
+            names = ", ".join(s.name for s in own) or "none"
+            raise ModelError(
+                f"{op.where()}: schedules are for these strategies of the target: {names}; found "
+                f"{schedule.strategy!r}"
+            )
+        try:
+            lowered = strategy.apply(part, schedule)
+        except ModelError as error:
+            raise ModelError(f"{op.where()}: {error}") from error
+        read = elements_read(o.expr for o in part.outputs)
+        return replace(lowered, kernel=without_unread_inputs(lowered.kernel), read=read)
 
     def prepare(
         self, buffers: Sequence[Buffer], preparation: Computation, places: dict[str, str],
@@ -386,7 +440,9 @@ class Lowering:
         """Adds a call of a kernel, its parameters in the storages that `places` names."""
         kernel = self.shared(self.sized(lowered.kernel))
         if self.journal is not None:
-            self.journal.chose(op, kernel.name, lowered.strategy, lowered.declined)
+            schedule = "" if lowered.schedule is None else lowered.schedule.text
+            declined = lowered.declined
+            self.journal.chose(op, kernel.name, lowered.strategy, declined, schedule)
         arguments = tuple(places[b.name] for b in lowered.kernel.params)
         reads = tuple(places[b.name] for b in lowered.kernel.params if b.access != "out")
         reads += self.tokens_of(kernel)

@@ -63,14 +63,15 @@ class Decision:
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """The kernel of an op, or of a part of it: which strategy made it, and why those before it did
-    not, by name. `kernel` is "" for what needs none; `note` then says why."""
+    """The kernel of an op, or of a part of it: which strategy made it, by what schedule, and why
+    those before it did not, by name. `kernel` is "" for what needs none; `note` then says why."""
 
     of: Subject
     kernel: str
     strategy: str = ""
     declined: tuple[tuple[str, str], ...] = ()
     note: str = ""
+    schedule: str = ""
 
 
 @dataclass
@@ -93,10 +94,13 @@ class Journal:
         beside = None if other is None else subject(other)
         self.decisions[Decision(self.stage, about, subject(of), str(text), beside)] = None
 
-    def chose(self, of: Op, kernel: str, strategy: str, declined: Texts) -> None:
-        """Notes which strategy made a kernel, and why others did not."""
+    def chose(
+        self, of: Op, kernel: str, strategy: str, declined: Texts, schedule: str = ""
+    ) -> None:
+        """Notes which strategy made a kernel, by what schedule, and why others did not."""
         reasons = tuple((name, str(reason)) for name, reason in declined)
-        self.kernels.append(KernelChoice(subject(of), kernel, strategy, reasons))
+        made = KernelChoice(subject(of), kernel, strategy, reasons, schedule=schedule)
+        self.kernels.append(made)
 
     def spare(self, of: Op, note: str) -> None:
         """Notes why something needs no kernel."""

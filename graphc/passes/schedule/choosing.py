@@ -3,7 +3,7 @@ measures them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from graphc.ir.kernel import Kernel
@@ -12,12 +12,14 @@ T = TypeVar("T")
 
 
 class Choose(Protocol):
-    """What takes one of several candidates, given with those first that should be fastest, and the
-    kernels of each."""
+    """What takes one of several candidates for what a text tells `about`; those come first that
+    should be fastest, and `kernels_of` makes the kernels of each."""
 
-    def __call__(self, ranked: Sequence[T], kernels_of: Callable[[T], Sequence[Kernel]]) -> T: ...
+    def __call__(
+        self, about: str, ranked: Iterable[T], kernels_of: Callable[[T], Sequence[Kernel]]
+    ) -> T: ...
 
 
-def take_first(ranked: Sequence[T], kernels_of: Callable[[T], Sequence[Kernel]]) -> T:
+def take_first(about: str, ranked: Iterable[T], kernels_of: Callable[[T], Sequence[Kernel]]) -> T:
     """The candidate that is taken for the fastest before anything is measured."""
-    return ranked[0]
+    return next(iter(ranked))

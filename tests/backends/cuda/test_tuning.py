@@ -7,6 +7,7 @@ import pytest
 from cuda_programs import graph_of, needs_compiler
 from fake_driver import FakeDriver
 
+from graphc.backends import tuning as choices
 from graphc.backends.cache import DiskCache
 from graphc.backends.cuda import tuning
 from graphc.backends.cuda.runtime.driver import DriverMissing
@@ -33,53 +34,57 @@ class Timed(FakeDriver):
         return super().load(image)
 
     def elapsed(self, start, end) -> float:
-        return 9.0 if self.candidates == tuning.TRIED else 1.0 / self.candidates
+        return 9.0 if self.candidates == choices.TRIED else 1.0 / self.candidates
 
 
 @pytest.fixture
-def tuner(monkeypatch, tmp_path) -> tuning.Tuner:
+def driver(monkeypatch) -> Timed:
     monkeypatch.setattr(tuning, "image_for", lambda text, arch: text.encode())
-    tuner = tuning.Tuner(Timed())
-    tuner.cache = DiskCache(tmp_path)
-    return tuner
+    return Timed()
+
+
+@pytest.fixture
+def tuner(driver, tmp_path) -> choices.Tuner:
+    machine, measure = tuning.machine_name(driver), tuning.measure(driver)
+    return choices.Tuner(machine, measure, DiskCache(tmp_path))
 
 
 @pytest.mark.suite
 @needs_compiler
-def test_the_fastest_is_taken_and_remembered(tuner):
+def test_the_fastest_is_taken_and_remembered(tuner, driver):
     seen = []
 
-    def choose(ranked, kernel_of):
-        seen.append((ranked, tuner.best(ranked, kernel_of)))
+    def choose(about, ranked, kernels_of):
+        seen.append((ranked, tuner.choose(about, ranked, kernels_of)))
         return seen[-1][1]
 
     for _ in range(2):
         lower(graph_of(PRODUCT), strategies("sm_90", choose))
-        assert tuner.driver.candidates == tuning.TRIED  # measured once
+        assert driver.candidates == choices.TRIED  # measured once
     (ranked, taken), again = seen
-    assert taken is ranked[tuning.TRIED - 2] and again[1] == taken
+    assert taken is ranked[choices.TRIED - 2] and again[1] == taken
 
 
 @needs_compiler
-def test_a_tuned_model_computes_the_same(tuner, monkeypatch):
-    monkeypatch.setattr(tuning, "tuned_device", lambda ordinal, arch: tuner.driver)
-    monkeypatch.setattr(tuning, "default_cache", lambda: tuner.cache)
+def test_a_tuned_model_computes_the_same(driver, monkeypatch, tmp_path):
+    monkeypatch.setattr(tuning, "tuned_device", lambda ordinal, arch: driver)
+    monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path))
     from graphc.backends.cuda import emit
 
     program = program_for(graph_of(PRODUCT), "cuda", tune=True)
-    assert tuner.driver.candidates == tuning.TRIED
+    assert driver.candidates == choices.TRIED
     inputs = [np.ones(t.static_shape, np.float32) for _, t in program.inputs]
     (found,) = simulate(emit(program))(inputs)
     np.testing.assert_allclose(found, interpret(graph_of(PRODUCT), inputs)[0], 1e-5)
 
 
 @needs_compiler
-def test_candidates_that_do_not_run_are_left_out(tuner):
-    tuner.driver.limit = 0  # bytes of memory
+def test_candidates_that_do_not_run_are_left_out(tuner, driver):
+    driver.limit = 0  # bytes of memory
     taken = []
 
-    def choose(ranked, kernel_of):
-        taken.append((ranked, tuner.best(ranked, kernel_of)))
+    def choose(about, ranked, kernels_of):
+        taken.append((ranked, tuner.choose(about, ranked, kernels_of)))
         return taken[-1][1]
 
     lower(graph_of(PRODUCT), strategies("sm_90", choose))

@@ -9,7 +9,6 @@ from graphc.backends.cuda.machines import DEFAULT_ARCH, machine
 from graphc.backends.cuda.strategies.attention.flash_decoding import lower_flash_decoding
 from graphc.backends.cuda.strategies.attention.flash_float32 import lower_flash_float32
 from graphc.backends.cuda.strategies.attention.flash_matrix_cores import lower_flash_matrix_cores
-from graphc.backends.cuda.strategies.contraction.costs import Choose, take_first
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.contraction.shared_tiles import lower_shared_tiles
 from graphc.backends.cuda.strategies.contraction.split_k import lower_split_k
@@ -19,6 +18,7 @@ from graphc.backends.cuda.strategies.windows.kernel import lower_windows
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.program import Strategy
+from graphc.passes.schedule.choosing import Choose, take_first
 
 
 def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequence[Strategy]:

@@ -5,7 +5,7 @@ import pytest
 from differential import build, check, floats, program_of
 
 from graphc.backends.llvm_cpu.target import host_target
-from graphc.passes.lower.strategies import block_panels, tile_rules, tile_plan
+from graphc.passes.lower.strategies import block_panels, tile_plan, tile_rules
 
 DEPTH = 601  # more than two steps
 

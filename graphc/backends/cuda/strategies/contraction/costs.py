@@ -15,12 +15,11 @@ matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from graphc.backends.cuda.machines import WARP, Machine
-from graphc.ir.kernel import Kernel
 
 SHARED_RATE = 128  # bytes that a multiprocessor moves between shared memory and registers
 SCHEDULERS = 4  # warp schedulers of a multiprocessor
@@ -117,18 +116,6 @@ def _beside(tile: Tiled, block: Block) -> float:
     if tile.k_groups > 1:
         issued += EXCHANGING * results * tile.k_groups
     return issued / WARP / SCHEDULERS
-
-
-class Choose(Protocol):
-    """What takes one of several tiles, given with those first that should be fastest, and the
-    kernel of each."""
-
-    def __call__(self, ranked: Sequence[T], kernel_of: Callable[[T], Kernel]) -> T: ...
-
-
-def take_first(ranked: Sequence[T], kernel_of: Callable[[T], Kernel]) -> T:
-    """The tile that the model takes for the fastest."""
-    return ranked[0]
 
 
 def ranked(tiles: Iterable[T], gpu: Machine, problem: Problem) -> list[T]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.contraction.blocks import constant_depth, flattened, sort_depth
-from graphc.backends.cuda.strategies.contraction.costs import Choose, Problem, ranked, take_first
+from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
 from graphc.backends.cuda.strategies.contraction.mma_operands import KINDS, Kind, narrow
 from graphc.backends.cuda.strategies.contraction.multistage import SlicedContraction, SlicedTile
 from graphc.backends.cuda.strategies.contraction.operand_packing import (
@@ -33,6 +33,7 @@ from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import Match, match_contraction, wide_sums
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.transforms.zero_points import take_zero_points
+from graphc.passes.schedule.choosing import Choose, take_first
 
 MIN_DEPTH = 16  # products to sum
 MIN_ROWS, MIN_COLUMNS = 8, 8  # below which a fragment is mostly empty
@@ -80,7 +81,9 @@ def lower_matrix_cores(
     tiles: list[SlicedTile] = [*WARP_TILES]
     if gpu.group_rate and (grouped := emitter(GROUP_TILES[0])).in_lines:
         tiles = [*(replace(t, held=grouped.panel_a.rounds) for t in GROUP_TILES), *WARP_TILES]
-    chosen = tile or choose(ranked(tiles, gpu, problem), kernel)
+    chosen = tile or choose(
+        computation.text, ranked(tiles, gpu, problem), lambda tile: [kernel(tile)]
+    )
     flops = 2 * batch * rows * columns * depth
     return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)
 

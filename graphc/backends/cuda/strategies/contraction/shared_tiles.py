@@ -37,11 +37,9 @@ from graphc.backends.cuda.strategies.contraction.costs import (
     SCHEDULERS,
     SHARED_RATE,
     Block,
-    Choose,
     Problem,
     exchanged,
     ranked,
-    take_first,
 )
 from graphc.backends.cuda.strategies.contraction.mma_operands import Kind, Words, padded_depth
 from graphc.backends.cuda.strategies.contraction.operand_packing import (
@@ -58,6 +56,7 @@ from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import match_contraction, wide_sums
 from graphc.passes.lower.lowered import Lowered
+from graphc.passes.schedule.choosing import Choose, take_first
 
 MIN_DEPTH = 8  # products to sum
 MIN_SIDE = 8  # rows and columns, below which a tile is mostly empty
@@ -149,7 +148,9 @@ def lower_shared_tiles(
 
     # those of several groups need most of the shared memory: twice as much in float64
     tiles = [t for t in TILES if t.k_groups == 1 or match.hole.dtype is f32]
-    chosen = tile or choose(ranked(tiles, gpu, problem), kernel)
+    chosen = tile or choose(
+        computation.text, ranked(tiles, gpu, problem), lambda tile: [kernel(tile)]
+    )
     flops = 2 * batch * rows * columns * depth
     return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)
 

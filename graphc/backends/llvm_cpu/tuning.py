@@ -1,0 +1,107 @@
+"""The time of kernels on this machine's CPU, for a tuner (graphc/backends/tuning.py).
+
+Each candidate becomes a program of its kernels, on random numbers, in this process and on one
+thread. Candidates run by turns, so that what slows the machine down slows all of them, and after
+other memory was read, as in a model, where weights are seldom in a near cache. The time is that of
+the processor, not of the clock on the wall; of all rounds the median counts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from graphc.backends.llvm_cpu.codegen import compile_program
+from graphc.backends.llvm_cpu.runtime import NativeModel
+from graphc.backends.llvm_cpu.target import HostTarget, host_target
+from graphc.ir.alignment import empty_aligned
+from graphc.ir.kernel import Kernel
+from graphc.ir.program import program_of
+from graphc.ir.types import TensorType
+from graphc.runtime.runnable import Given
+
+ROUNDS = 9  # by turns, of which the median is taken
+SAMPLE = 300e-6  # seconds that a sample takes at least
+LARGEST = 1 << 28  # bytes of operands, beyond which nothing is measured
+OTHER = 2  # times the second level of cache: memory that is read in between
+
+
+def machine_name(host: HostTarget | None = None) -> str:
+    """What schedules depend on of a machine: its CPU, vectors and second level of cache."""
+    host = host or host_target()
+    return f"{host.arch} {host.cpu}, {host.vector_bits} bits, {host.l2_bytes >> 10} KiB"
+
+
+def seconds(candidates: Sequence[Sequence[Kernel]]) -> list[float]:
+    """The seconds that the kernels of each candidate take; all 0 where they are too large to be
+    measured."""
+    arrays = _Arrays()
+    runs = [_runner([k for k in kernels if k.params], arrays) for kernels in candidates]
+    if arrays.nbytes > LARGEST:
+        return [0.0] * len(runs)
+    other = np.ones(host_target().l2_bytes * OTHER // 8)
+    repeats = [_repeats(run) for run in runs]
+    samples: list[list[float]] = [[] for _ in runs]
+    for _ in range(ROUNDS):
+        for run, times, own in zip(runs, repeats, samples):
+            other.sum()
+            own.append(_sample(run, times))
+    return [median(own) for own in samples]
+
+
+def _sample(run: Callable[[], object], times: int) -> float:
+    begin = time.thread_time_ns()
+    for _ in range(times):
+        run()
+    return (time.thread_time_ns() - begin) / times / 1e9
+
+
+def _repeats(run: Callable[[], object]) -> int:
+    """How many runs a sample takes."""
+    run()
+    return max(1, math.ceil(SAMPLE / max(_sample(run, 1), 1e-7)))
+
+
+class _Arrays:
+    """Arrays by their place and type, which all candidates share."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[Any, ...], np.ndarray] = {}
+        self.nbytes = 0
+
+    def get(self, name: str, type: TensorType) -> np.ndarray:
+        """Random numbers; zeros in place of integers, which may be positions in other tensors."""
+        key = name, type
+        if key not in self.known:
+            dtype, shape = type.dtype.np, type.static_shape
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            self.nbytes += size
+            if self.nbytes > LARGEST:
+                return np.zeros(shape, dtype)
+            array = empty_aligned(size).view(dtype).reshape(shape)
+            array[...] = 0
+            if type.dtype.is_float:
+                array[...] = np.random.default_rng(0).standard_normal(shape, np.float32)
+            self.known[key] = array
+        return self.known[key]
+
+
+def _runner(kernels: Sequence[Kernel], arrays: _Arrays) -> Callable[[], object]:
+    """What runs kernels, one after another, on one thread."""
+    program = program_of(*_named_apart(kernels))
+    inputs = [arrays.get(n, t) for n, t in program.inputs]
+    outputs = [arrays.get(f"{number} {n}", t) for number, (n, t) in enumerate(program.outputs)]
+    model = NativeModel(compile_program(program), 1)
+    given = Given(inputs, outputs)
+    return lambda: model(given)
+
+
+def _named_apart(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """The same kernels, each with a name of its own."""
+    return [replace(k, name=f"{k.name}_{number}") for number, k in enumerate(kernels)]
