@@ -23,6 +23,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "runtime.feeds runtime.plans runtime.recurring runtime.runnable verify bench analysis",
     "runtime.execution backends.behind backends.block backends.digests report",
     "backends.cache backends.cfamily runtime.tiers",
+    "backends.tuning",
     "backends.c99 backends.micro_c backends.llvm_cpu backends.cuda",
     "runtime.verified",
     "runtime.saved",

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from graphc.backends.cache import DiskCache, cache_key
 from graphc.errors import ModelError
 from graphc.files import write_text
-from graphc.ir.kernel import Kernel
+from graphc.ir.kernel import Kernel, sized
 
 TRIED = 6  # candidates that are measured
 MARGIN = 0.03  # by which one must be faster than the first
@@ -70,6 +70,11 @@ class Records:
         write_text(self.path, json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
+def _open(kernels: Sequence[Kernel]) -> bool:
+    """Whether kernels are of open shape."""
+    return any(kernel.sizes for kernel in map(sized, kernels))
+
+
 class Tuner:
     """Chooses on one `machine`. Without a `measure` it takes what is known, else the first."""
 
@@ -107,7 +112,7 @@ class Tuner:
             if str(candidate) == known:
                 return candidate
         kernels = [kernels_of(candidate) for candidate in tried] if self.measure else []
-        if self.measure is None or len(tried) == 1 or any(k.sizes for k in kernels[0]):
+        if self.measure is None or len(tried) == 1 or _open(kernels[0]):
             return first
         times = list(self.measure(kernels))
         fastest = min(range(len(times)), key=times.__getitem__)

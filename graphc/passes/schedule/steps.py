@@ -117,19 +117,21 @@ class Bind(Step):
 
 @dataclass(frozen=True)
 class Unroll(Step):
-    """So many steps of a loop are written out."""
+    """So many steps of a loop are written out; all of them, where there are at most `whole`."""
 
     name = "unroll"
     index: str = _of(*ROLES)
     times: int
+    whole: int = 1
 
 
 @dataclass(frozen=True)
 class Tensorize(Step):
-    """The innermost products are this instruction (ir/instructions.py)."""
+    """The innermost products are this instruction (ir/instructions.py), so many times in a row."""
 
     name = "tensorize"
-    instruction: str = _of("dot4", "dot4_spread", "dot4_codes")
+    instruction: str = _of("dot4", "dot4_spread")
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,8 @@ class _Parser:
             self.tokens.append((match.start(match.lastgroup or 0), match.group().strip()))
             at = match.end()
         if text[at:].strip():
-            self.fail("a word, a number or one of : ( ) ,", text[at:].split()[0], at)
+            given = text[at:].split()[0]
+            self.fail("a word, a number or one of : ( ) ,", given, text.index(given, at))
         self.tokens.append((len(text), ""))
 
     def fail(self, wanted: str, given: str, at: int) -> None:

@@ -10,8 +10,8 @@ from graphc.backends.micro_c.cpus import DEFAULT, PAIRS, Cpu, cpu_of
 from graphc.backends.micro_c.goals import FASTEST, SIZE, SPEED
 from graphc.backends.micro_c.strategies.helium.strategy import lower_helium
 from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
-from graphc.backends.micro_c.strategies.padded_copy import lower_padded
-from graphc.backends.micro_c.strategies.scalar_tiles import TileOptions, lower_tiles
+from graphc.backends.micro_c.strategies.padded_copy import PaddedTiles
+from graphc.backends.micro_c.strategies.scalar_tiles import ScalarTiles, TileOptions
 from graphc.backends.micro_c.strategies.winograd import lower_winograd
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies.attention_tiles import lower_attention
@@ -36,8 +36,7 @@ def strategies(cpu: str = DEFAULT, goal: str = SPEED.name) -> Sequence[Strategy]
         options = replace(options, spread=True, quad_unroll=8)
         first.append(lower_winograd)
     return [
-        *first, partial(lower_padded, options=options), partial(lower_tiles, options=options),
-        nest_strategy(NestOptions()),
+        *first, PaddedTiles(options), ScalarTiles(options), nest_strategy(NestOptions()),
     ]  # fmt: skip
 
 

@@ -7,9 +7,10 @@ each element once (transforms/im2col.py) and is small next to the result.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from graphc.backends.micro_c.strategies.scalar_tiles import TileOptions, lower_tiles
+from graphc.backends.micro_c.strategies.scalar_tiles import ScalarTiles, TileOptions
 from graphc.ir.dtypes import i32
 from graphc.ir.expr import Call, Const, Reduce, substitute
 from graphc.passes.analysis.computation import Computation
@@ -17,44 +18,70 @@ from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.factors import centred
 from graphc.passes.analysis.weighted import interior, match_product
 from graphc.passes.lower.lowered import Lowered
+from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.transforms.im2col import Window, window
+from graphc.passes.schedule.steps import Pack, Schedule, misfit
 
 NAME = "padded"
 EDGES = 5  # a copy is made if at least every fifth window of a row hangs over an edge
 SHARE = 8  # and if the copy takes at most an eighth of the result
+PACK = Pack("rows", "padded")
 
 
-def lower_padded(computation: Computation, options: TileOptions) -> Lowered | str:
-    """The kernels of a sum over windows of a padded copy, or the reason why there is none."""
-    match = match_product(computation, options.min_depth)
-    if isinstance(match, str):
-        return match
-    row = match.row
-    if not options.quads or match.hole.dtype is not i32 or row is None:
-        return f"{NAME}: it must sum products of bytes, four at a time"
-    low, high = interior(row, match) if isinstance(row.extent, int) else (0, 0)
-    if not isinstance(row.extent, int) or (row.extent - (high - low)) * EDGES < row.extent:
-        return f"{NAME}: few windows hang over an edge"
-    output = computation.outputs[0]
-    (hole,) = reductions_in([output.expr])
-    found = _copied(computation, hole)
-    if isinstance(found, str):
-        return found
-    copy, summed = found
-    size, limit = copy.buffer.size, output.buffer.size
-    if not isinstance(size, int) or size * SHARE > limit * output.buffer.dtype.size:
-        return f"{NAME}: a copy takes {size} bytes, the result {limit}"
-    changed = replace(output, expr=substitute(output.expr, {hole: summed}))
-    inputs = (*computation.inputs, copy.buffer)
-    inner = lower_tiles(replace(computation, inputs=inputs).restricted([changed]), options)
-    if isinstance(inner, str):
-        return inner
-    filled = computation.filling(
-        copy.buffer, copy.index, copy.contents, f"padded input of {computation.label}"
-    )
-    return replace(
-        inner, prepare=[filled, *inner.prepare], temporaries=[copy.buffer, *inner.temporaries]
-    )
+@dataclass(frozen=True)
+class PaddedTiles(Scheduled):
+    """Tiles of scalars over windows of a padded copy: their schedules, after pack(rows, padded)."""
+
+    options: TileOptions
+    name = "padded"
+
+    def propose(self, computation: Computation) -> Iterable[Schedule] | str:
+        parts = self._padded(computation)
+        if isinstance(parts, str):
+            return parts
+        proposals = ScalarTiles(self.options).propose(parts[1])
+        if isinstance(proposals, str):
+            return proposals
+        return (Schedule(self.name, (PACK, *schedule.steps)) for schedule in proposals)
+
+    def made(self, computation: Computation, schedule: Schedule) -> Lowered:
+        parts = self._padded(computation)
+        if isinstance(parts, str):
+            raise misfit(schedule, "a sum over windows that may be copied", parts)
+        copy, windows = parts
+        schedule.the(Pack, "rows")
+        inner = ScalarTiles(self.options).made(windows, schedule)
+        filled = computation.filling(
+            copy.buffer, copy.index, copy.contents, f"padded input of {computation.label}"
+        )
+        return replace(
+            inner, prepare=[filled, *inner.prepare], temporaries=[copy.buffer, *inner.temporaries]
+        )
+
+    def _padded(self, computation: Computation) -> tuple[Window, Computation] | str:
+        """A padded copy, and the sums over windows of it; or why there is none."""
+        options = self.options
+        match = match_product(computation, options.min_depth)
+        if isinstance(match, str):
+            return match
+        row = match.row
+        if not options.quads or match.hole.dtype is not i32 or row is None:
+            return f"{NAME}: it must sum products of bytes, four at a time"
+        low, high = interior(row, match) if isinstance(row.extent, int) else (0, 0)
+        if not isinstance(row.extent, int) or (row.extent - (high - low)) * EDGES < row.extent:
+            return f"{NAME}: few windows hang over an edge"
+        output = computation.outputs[0]
+        (hole,) = reductions_in([output.expr])
+        parts = _copied(computation, hole)
+        if isinstance(parts, str):
+            return parts
+        copy, summed = parts
+        size, limit = copy.buffer.size, output.buffer.size
+        if not isinstance(size, int) or size * SHARE > limit * output.buffer.dtype.size:
+            return f"{NAME}: a copy takes {size} bytes, the result {limit}"
+        changed = replace(output, expr=substitute(output.expr, {hole: summed}))
+        inputs = (*computation.inputs, copy.buffer)
+        return copy, replace(computation, inputs=inputs).restricted([changed])
 
 
 def _copied(computation: Computation, hole: Reduce) -> tuple[Window, Reduce] | str:

@@ -22,6 +22,7 @@ several products.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
@@ -37,6 +38,8 @@ from graphc.passes.analysis.guards import trim
 from graphc.passes.analysis.spaces import merge_adjacent, shapes_of
 from graphc.passes.analysis.weighted import ProductMatch, interior, match_product
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.scheduled import Scheduled
+from graphc.passes.schedule.steps import Schedule, Tensorize, Tile, Unroll, misfit
 
 LOOP = 3  # instructions of a loop around a tile, per product of each sum
 
@@ -63,14 +66,63 @@ class TileOptions:
     min_depth: int = 3  # products summed, below which a plain nest does as well
 
 
-def lower_tiles(computation: Computation, options: TileOptions) -> Lowered | str:
-    """The kernel of a sum of products, or the reason why the computation is not one."""
-    match = match_product(computation, options.min_depth)
-    if isinstance(match, str):
+@dataclass(frozen=True)
+class ScalarTiles(Scheduled):
+    """Sums of products in tiles of scalars.
+
+    tile(rows, R) tile(columns, C)   so many sums at a time
+    tensorize(dot4, T)               products of bytes, T instructions in a row; dot4_spread: of
+                                     weights as pairs of int16
+    unroll(depth, T, W)              T steps of a long sum in a row; all of a sum of at most W
+    """
+
+    options: TileOptions
+    name = "tiles"
+
+    def propose(self, computation: Computation) -> Iterable[Schedule] | str:
+        match = self._match(computation)
+        return match if isinstance(match, str) else self._proposals(_Operands(match, self.options))
+
+    def _proposals(self, operands: _Operands) -> Iterator[Schedule]:
+        """The tile of the fewest instructions that has as many sums as there are registers for,
+        then tiles of other shapes."""
+        rows, columns = operands.sizes()
+        yield self._schedule(operands, rows, columns)
+        sums = rows * columns
+        shapes = [
+            (r, c)
+            for r in range(1, min(sums, operands.most_rows) + 1)
+            for c in range(1, min(sums // r, operands.most_columns) + 1)
+        ]
+        others = [shape for shape in shapes if shape != (rows, columns)]
+        for other in sorted(others, key=lambda s: (sum(s) + LOOP) / (s[0] * s[1])):
+            yield self._schedule(operands, *other)
+
+    def _schedule(self, operands: _Operands, rows: int, columns: int) -> Schedule:
+        o, steps = self.options, [Tile("rows", rows), Tile("columns", columns)]
+        dot = [Tensorize("dot4_spread" if o.spread else "dot4", o.quad_unroll)]
+        quads = dot if operands.quads else []
+        return Schedule(self.name, (*steps, *quads, Unroll("depth", o.unroll, o.whole)))
+
+    def made(self, computation: Computation, schedule: Schedule) -> Lowered:
+        match = self._match(computation)
+        if isinstance(match, str):
+            raise misfit(schedule, "a sum of products that tiles take", match)
+        operands = _Operands(match, self.options)
+        for index, most in (("rows", operands.most_rows), ("columns", operands.most_columns)):
+            size = schedule.the(Tile, index).size
+            if size > most:
+                raise misfit(schedule, f"a tile of at most {most} {index}", size)
+        if schedule.get(Tensorize) is not None and not operands.quads:
+            wanted = "no step tensorize(...): products are not of bytes that lie in a row"
+            raise misfit(schedule, wanted, schedule.get(Tensorize))
+        return _Emitter(operands, schedule).lowered()
+
+    def _match(self, computation: Computation) -> ProductMatch | str:
+        match = match_product(computation, self.options.min_depth)
+        if not isinstance(match, str) and is_below_a_byte(match.b, computation):
+            return "tiles: weights must have whole bytes, found several in a byte"
         return match
-    if is_below_a_byte(match.b, computation):
-        return "tiles: weights must have whole bytes, found several in a byte"
-    return _Emitter(match, options).lowered()
 
 
 def _widened(b: Expr) -> DType | None:
@@ -119,25 +171,37 @@ class Window:
         self.depth, (self.a,) = depth, exprs
 
 
-class _Emitter:
-    """Emits the loops of a match."""
+class _Operands:
+    """A match, and what of its factors may be read together."""
 
     def __init__(self, match: ProductMatch, options: TileOptions):
         self.match, self.options = match, options
-        self.k = KernelBuilder()
         self.edges = Window(*merge_adjacent(match.depth, [match.a]))
         self.middle = self._middle()
         self.quads = self._has_quads()
-        self.spread = self.quads and options.spread
-        if not self.quads:
-            self.middle = self.edges
-        self.outer = [x for x in match.indices if x is not match.row and x is not match.column]
-        self.inplace = self._in_place()
-        self.rows, self.columns = self._sizes()
-        self.wide = _widened(match.b)
-        self.weights, self.packed = self._pack()
+        output, operands = match.computation.outputs[0].buffer, {x.source for x in loads(match.a)}
+        rest, inputs = match.epilogue_loads(), match.computation.inputs
+        self.inplace = in_place_of_epilogue(output, match.offset, rest, inputs, operands)
 
-    def _sizes(self) -> tuple[int, int]:
+    @property
+    def inside(self) -> int:
+        """The rows that no guard depends on."""
+        low, high = interior(self.match.row, self.match) if self.match.row is not None else (0, 0)
+        return high - low
+
+    @property
+    def most_rows(self) -> int:
+        """Of a tile."""
+        return max(1, self.inside)
+
+    @property
+    def most_columns(self) -> int:
+        """Of a tile."""
+        column = self.match.column
+        return 1 if column is None else max(1, column.count)
+
+    def sizes(self) -> tuple[int, int]:
+        """The rows and columns of the tile that takes the fewest instructions."""
         o, match = self.options, self.match
         integer = match.hole.dtype is i32
         rows, columns = (o.integer_rows, o.integer_columns) if integer else (o.rows, o.columns)
@@ -151,8 +215,7 @@ class _Emitter:
         once = bool(self.inplace)
         if match.column is not None:
             columns = best_size(match.column.count, columns, rows, once)
-        low, high = interior(match.row, match) if match.row is not None else (0, 0)
-        return best_size(high - low, rows, columns, once), columns
+        return best_size(self.inside, rows, columns, once), columns
 
     def _middle(self) -> Window:
         """The sum where no guard depends on the row: more of its indices move as one."""
@@ -172,6 +235,25 @@ class _Emitter:
             self.options.quads and stored == [i8] and len(reads) == 1 and reads[0].dtype in (i8, u8)
             and is_affine_in(reads[0].index[0], last) == 1
         )  # fmt: skip
+
+
+class _Emitter:
+    """Emits the loops that a schedule says."""
+
+    def __init__(self, operands: _Operands, schedule: Schedule):
+        self.match = match = operands.match
+        self.k = KernelBuilder()
+        dot = schedule.get(Tensorize)
+        self.quads, self.edges = dot is not None, operands.edges
+        self.middle = operands.middle if self.quads else operands.edges
+        self.spread = dot is not None and dot.instruction == "dot4_spread"
+        self.quad_unroll = 1 if dot is None else dot.times
+        self.unroll = schedule.the(Unroll, "depth")
+        self.outer = [x for x in match.indices if x is not match.row and x is not match.column]
+        self.inplace = operands.inplace
+        self.rows, self.columns = (schedule.the(Tile, x).size for x in ("rows", "columns"))
+        self.wide = _widened(match.b)
+        self.weights, self.packed = self._pack()
 
     # ---------------------------------------------------------------- weights
 
@@ -248,12 +330,6 @@ class _Emitter:
         kernel = Kernel("tiles", params, self.k.body(), match.computation.label)
         work = 2 * points((*match.indices, *match.depth))
         return Lowered(kernel, [self.packed], [self.weights], inplace=self.inplace, flops=work)
-
-    def _in_place(self) -> list[tuple[str, str]]:
-        match, whole = self.match, self.match.computation
-        output, operands = whole.outputs[0].buffer, {x.source for x in loads(match.a)}
-        rest = match.epilogue_loads()
-        return in_place_of_epilogue(output, match.offset, rest, whole.inputs, operands)
 
     def _outer(self, outer: list[Index], at: dict) -> None:
         if outer:
@@ -360,11 +436,11 @@ class _Emitter:
         if last and self.quads and aligned and count == axis.count and _all_quads(state[1]):
             self._groups(axis, count, state)
             return
-        if last and count is not None and count <= self.options.whole:
+        if last and count is not None and count <= self.unroll.whole:
             for n in range(count):
                 self._step(axis, simplify(low + n), state, frozenset())
             return
-        unroll = self.options.unroll if last and count is not None else 1
+        unroll = self.unroll.times if last and count is not None else 1
         whole, left = divmod(count, unroll) if count is not None else (extent, 0)
         with self.k.loop(whole) as x:
             for n in range(unroll):
@@ -375,7 +451,7 @@ class _Emitter:
     def _groups(self, axis: Index, count: int, state: tuple) -> None:
         """The whole of the last sum, four products at a time."""
         groups = count // LANES
-        unroll = groups if groups <= self.options.quad_unroll else self.options.quad_unroll
+        unroll = min(groups, self.quad_unroll)
         whole, left = divmod(groups, unroll)
         with self.k.loop(whole) as x:
             for n in range(unroll):
