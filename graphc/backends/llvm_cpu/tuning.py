@@ -3,7 +3,8 @@
 Each candidate becomes a program of its kernels, on random numbers, in this process and on one
 thread. Candidates run by turns, so that what slows the machine down slows all of them, and after
 other memory was read, as in a model, where weights are seldom in a near cache. The time is that of
-the processor, not of the clock on the wall; of all rounds the median counts.
+the processor, not of the clock on the wall. What counts is the median, over rounds, of the ratio to
+the first candidate; the best few are measured once more, for longer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from graphc.ir.program import program_of
 from graphc.ir.types import TensorType
 from graphc.runtime.runnable import Given
 
-ROUNDS = 9  # by turns, of which the median is taken
+ROUNDS = 7  # by turns, of all candidates
+FINALISTS, FINAL_ROUNDS = 2, 21  # of which the choice is made, with the first candidate
 SAMPLE = 300e-6  # seconds that a sample takes at least
 LARGEST = 1 << 28  # bytes of operands, beyond which nothing is measured
 OTHER = 2  # times the second level of cache: memory that is read in between
@@ -47,12 +49,25 @@ def seconds(candidates: Sequence[Sequence[Kernel]]) -> list[float]:
         return [0.0] * len(runs)
     other = np.ones(host_target().l2_bytes * OTHER // 8)
     repeats = [_repeats(run) for run in runs]
-    samples: list[list[float]] = [[] for _ in runs]
-    for _ in range(ROUNDS):
-        for run, times, own in zip(runs, repeats, samples):
+
+    def rounds(own: Sequence[int], count: int) -> list[list[float]]:
+        """The samples of some candidates, by round."""
+        told = []
+        for _ in range(count):
             other.sum()
-            own.append(_sample(run, times))
-    return [median(own) for own in samples]
+            told.append([_sample(runs[n], repeats[n]) for n in own])
+        return told
+
+    samples = rounds(range(len(runs)), ROUNDS)
+    first = median(row[0] for row in samples)
+    ratios = [median(row[n] / row[0] for row in samples) for n in range(len(runs))]
+    best = sorted(range(1, len(runs)), key=ratios.__getitem__)[:FINALISTS]
+    final = rounds([0, *best], FINAL_ROUNDS)
+    for place, n in enumerate(best, 1):
+        ratios[n] = median(row[place] / row[0] for row in final)
+    others = max((ratios[n] for n in best), default=1.0)
+    return [first * (r if n in best else max(r, others)) if n else first
+            for n, r in enumerate(ratios)]  # fmt: skip
 
 
 def _sample(run: Callable[[], object], times: int) -> float:

@@ -272,6 +272,7 @@ def test_a_file_that_holds_no_choices_is_refused(tmp_path, text):
 def test_a_model_is_tuned_and_computes_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(tuning, "ROUNDS", 1)
+    monkeypatch.setattr(tuning, "FINAL_ROUNDS", 1)
     monkeypatch.setattr(tuning, "SAMPLE", 0)
     function, inputs = CASES["constant"]
     graph, values = build(function, **inputs)
