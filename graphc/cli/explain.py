@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from graphc.targets import Target
 
 SUMMARY = """\
-Explains what became of a model's layers, and why: for a layer (an ONNX node, or a tensor
-that it gives): which rewrites it went through, what removed it, how its result is laid out in
-memory, which layers are fused with it and why others are not, which strategy made its kernel, by
-what steps, and why those before it did not, the kernel's schedule (threads, loops, tiles, vectors, unrolling), its
+Explains what became of a model's layers, and why: for a layer (an ONNX node, or a tensor that it
+gives): which rewrites it went through, what removed it, how its result is laid out in memory, which
+layers are fused with it and why others are not, which strategy made its kernel, by what steps, and
+why those before it did not, the kernel's schedule (threads, loops, tiles, vectors, unrolling), its
 operations, the bytes it reads and writes, and what bounds it by the roofline: operations at peak
 speed (compute), or bytes at full bandwidth (memory, or the cache), with the least time. Without
 --layer, a line for each layer. Open dimensions count as 1.

@@ -17,7 +17,7 @@ from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
 from graphc.passes.lower.strategies.register_tiles import RegisterTiles
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
-from graphc.passes.lower.strategies.winograd import lower_winograd
+from graphc.passes.lower.strategies.winograd import WinogradTiles
 from graphc.passes.schedule.choosing import Choose, take_first
 
 
@@ -29,7 +29,7 @@ def strategies(machine: Machine, exact: bool = False) -> Sequence[Strategy]:
         machine.vector_bytes, machine.registers, machine.caches[1], widened=widened
     )
     nest = NestOptions(vector_bytes=machine.vector_bytes)
-    fast = [] if exact else [partial(lower_winograd, options=contraction)]
+    fast: list[Strategy] = [] if exact else [WinogradTiles(contraction)]
     return [
         partial(lower_attention, options=contraction),
         *fast,

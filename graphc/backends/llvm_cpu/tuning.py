@@ -1,10 +1,11 @@
 """The time of kernels on this machine's CPU, for a tuner (graphc/backends/tuning.py).
 
 Each candidate becomes a program of its kernels, on random numbers, in this process and on one
-thread. Candidates run by turns, so that what slows the machine down slows all of them, and after
-other memory was read, as in a model, where weights are seldom in a near cache. The time is that of
-the processor, not of the clock on the wall. What counts is the median, over rounds, of the ratio to
-the first candidate; the best few are measured once more, for longer.
+thread. Candidates run by turns, another one first in each round, so that what slows the machine
+down slows all of them; each after other memory was read, as in a model, where weights are seldom in
+a near cache. The time is that of the processor, not of the clock on the wall. What counts is the
+ratio to the first candidate in the same round. The best few are measured once more, for longer, and
+judged by a ratio that most rounds keep below, so that noise makes no winner.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from graphc.runtime.runnable import Given
 
 ROUNDS = 7  # by turns, of all candidates
 FINALISTS, FINAL_ROUNDS = 2, 21  # of which the choice is made, with the first candidate
+SURE = 0.7  # of these rounds show no larger ratio: what is said of a candidate beside other work
 SAMPLE = 300e-6  # seconds that a sample takes at least
 LARGEST = 1 << 28  # bytes of operands, beyond which nothing is measured
 OTHER = 2  # times the second level of cache: memory that is read in between
@@ -53,9 +55,12 @@ def seconds(candidates: Sequence[Sequence[Kernel]]) -> list[float]:
     def rounds(own: Sequence[int], count: int) -> list[list[float]]:
         """The samples of some candidates, by round."""
         told = []
-        for _ in range(count):
-            other.sum()
-            told.append([_sample(runs[n], repeats[n]) for n in own])
+        for turn in range(count):
+            times = {}
+            for n in (*own[turn % len(own) :], *own[: turn % len(own)]):
+                other.sum()
+                times[n] = _sample(runs[n], repeats[n])
+            told.append([times[n] for n in own])
         return told
 
     samples = rounds(range(len(runs)), ROUNDS)
@@ -64,8 +69,9 @@ def seconds(candidates: Sequence[Sequence[Kernel]]) -> list[float]:
     best = sorted(range(1, len(runs)), key=ratios.__getitem__)[:FINALISTS]
     final = rounds([0, *best], FINAL_ROUNDS)
     for place, n in enumerate(best, 1):
-        ratios[n] = median(row[place] / row[0] for row in final)
-    others = max((ratios[n] for n in best), default=1.0)
+        own = sorted(row[place] / row[0] for row in final)
+        ratios[n] = own[int(len(own) * SURE)]
+    others = max((ratios[n] for n in best), default=1.0)  # none of which is taken before these
     return [first * (r if n in best else max(r, others)) if n else first
             for n, r in enumerate(ratios)]  # fmt: skip
 

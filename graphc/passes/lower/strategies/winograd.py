@@ -19,6 +19,7 @@ m, or none, is fastest is estimated (winograd_costs.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 
 from graphc.ir.addresses import flatten_loads, unflatten_index
@@ -44,32 +45,74 @@ from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.computation import Computation, flat_buffer
 from graphc.passes.analysis.convolution import Convolution, match_convolution
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogues
+from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.strategies.column_operand import packed_panels
 from graphc.passes.lower.strategies.tile_emitter import Segment, row_tiles
-from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
+from graphc.passes.lower.strategies.tile_plan import PARALLEL_PIECES, RegisterTileOptions
 from graphc.passes.lower.strategies.winograd_costs import (
+    STACK,
     block_of_tiles,
+    bytes_of_tile,
     cheapest,
     groups_of_panels,
 )
 from graphc.passes.lower.strategies.winograd_products import point_products
-from graphc.passes.lower.transforms.winograd import TAPS, Winograd, both_ways, winograd
+from graphc.passes.lower.transforms.winograd import POINTS, TAPS, Winograd, both_ways, winograd
+from graphc.passes.schedule.steps import Bind, Schedule, Tile, misfit
+from graphc.records import dataclass
 
 LONG_PROLOGUE = 16  # cost beyond which an element is not computed again for each tile that reads it
 FEWEST_LANES = 4
 LARGEST = float(1 << 30)  # sum of a tile's outputs that leaves others beside it some digits
 
 
-def lower_winograd(computation: Computation, options: RegisterTileOptions) -> Lowered | str:
-    """The kernel of a convolution, or why the computation is none, or better done directly."""
-    found = match_convolution(computation)
-    reason = found if isinstance(found, str) else _unsuitable(found, options)
-    if isinstance(found, str) or reason:
-        return reason
-    outputs = cheapest(found, options)
-    if isinstance(outputs, str):
-        return outputs
-    return WinogradEmitter(found, winograd(outputs), options).lowered()
+@dataclass(frozen=True)
+class WinogradTiles(Scheduled):
+    """Convolutions by Winograd's algorithm, on a machine of these sizes.
+
+    tile(places, M)          a tile has M x M outputs
+    tile(rows, T)            a block has T tiles
+    bind(rows, parallel, P)  threads share at least P pieces, if few enough transform inputs again
+    """
+
+    options: RegisterTileOptions
+    name = "winograd"
+
+    def propose(self, computation: Computation) -> Iterable[Schedule] | str:
+        planes = self._planes(computation)
+        if isinstance(planes, str):
+            return planes
+        ranked = cheapest(planes, self.options)
+        return ranked if isinstance(ranked, str) else self._proposals(planes, ranked)
+
+    def _proposals(self, planes: Convolution, ranked: list[int]) -> Iterator[Schedule]:
+        for share in (1, 2):  # of the tiles of a block
+            for outputs in ranked:
+                tiles = block_of_tiles(planes, winograd(outputs), self.options)
+                yield self._schedule(outputs, -(-tiles // share))
+
+    def _schedule(self, outputs: int, tiles: int) -> Schedule:
+        bind = Bind("rows", "parallel", PARALLEL_PIECES)
+        return Schedule(self.name, (Tile("places", outputs), Tile("rows", tiles), bind))
+
+    def made(self, computation: Computation, schedule: Schedule) -> Lowered:
+        planes = self._planes(computation)
+        if isinstance(planes, str):
+            raise misfit(schedule, "a convolution that the algorithm is for", planes)
+        outputs, tiles = (schedule.the(Tile, index).size for index in ("places", "rows"))
+        if outputs not in POINTS:
+            known = " or ".join(map(str, POINTS))
+            raise misfit(schedule, f"a tile of {known} places", outputs)
+        form = winograd(outputs)
+        most_tiles = max(1, STACK // bytes_of_tile(planes, form))
+        if tiles > most_tiles:
+            raise misfit(schedule, f"a block of at most {most_tiles} rows", tiles)
+        pieces = schedule.the(Bind, "rows").pieces
+        return WinogradEmitter(planes, form, tiles, pieces, self.options).lowered()
+
+    def _planes(self, computation: Computation) -> Convolution | str:
+        planes = match_convolution(computation)
+        return planes if isinstance(planes, str) else _unsuitable(planes, self.options) or planes
 
 
 def _unsuitable(planes: Convolution, options: RegisterTileOptions) -> str:
@@ -94,14 +137,16 @@ def _unsuitable(planes: Convolution, options: RegisterTileOptions) -> str:
 class WinogradEmitter:
     """Emits the loops of a convolution."""
 
-    def __init__(self, planes: Convolution, form: Winograd, options: RegisterTileOptions):
-        self.planes, self.form = planes, form
+    def __init__(
+        self, planes: Convolution, form: Winograd, block: int, pieces: int,
+        options: RegisterTileOptions,
+    ):  # fmt: skip
+        self.planes, self.form, self.block, self.pieces = planes, form, block, pieces
         self.k = KernelBuilder()
         match, m = planes.match, form.outputs
         down, right = (ceil_divided(s.index.extent, m) for s in planes.slides)
         self.places = (*(x.extent for x in planes.others), down, right)
         self.tiles = elements_of(self.places)
-        self.block = block_of_tiles(planes, form, options)
         self.products = point_products(planes, form, self.block, options)
         self.products.k, self.products.lane = self.k, self.k.fresh("i")
         self.plan = self.products.plan
@@ -141,7 +186,7 @@ class WinogradEmitter:
         transforms the inputs for itself."""
         k, n, block = self.k, self.form.points, self.block
         segments = self.products.panels()
-        groups = groups_of_panels(self.planes, self.form, block, segments[0].count)
+        groups = groups_of_panels(self.planes, self.form, block, segments[0].count, self.pieces)
         groups = groups if len(segments) == 1 else 1
         extents = (ceil_divided(self.tiles, block), groups)
         with k.loop(elements_of(extents), "parallel", name="p") as p:

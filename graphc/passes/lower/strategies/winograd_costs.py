@@ -11,7 +11,7 @@ from graphc.ir.dtypes import f32
 from graphc.ir.extents import ceil_divided, most, points
 from graphc.ir.types import Dim
 from graphc.passes.analysis.convolution import Convolution
-from graphc.passes.lower.strategies.tile_plan import PARALLEL_PIECES, RegisterTileOptions
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 from graphc.passes.lower.transforms.winograd import POINTS, Winograd, operations, winograd
 
 DIRECT = 0.9  # of the peak that direct products reach
@@ -24,32 +24,34 @@ FEWEST_TILES = 8  # of a block, below which products are slower
 FEW_TILES, MANY_TILES = 16, 28  # of a block that has room for them in a part of the cache
 
 
-def cheapest(planes: Convolution, options: RegisterTileOptions) -> int | str:
-    """The outputs of the tile that is fastest, or why direct products are."""
+def cheapest(planes: Convolution, options: RegisterTileOptions) -> list[int] | str:
+    """The outputs of tiles, the fastest first, or why direct products are faster."""
     lanes = options.vector_bytes // f32.size
     columns = -(-most(planes.columns) // lanes)
     outputs = points(planes.match.rows)
     direct = 9 * outputs * planes.channels.count * columns / DIRECT
     times = {m: _time(planes, winograd(m), options) for m in POINTS}
-    best = min(times, key=lambda m: times[m])
-    if direct < GAIN * times[best]:
+    ranked = sorted(times, key=lambda m: times[m])
+    if direct < GAIN * times[ranked[0]]:
         return (
             f"winograd: it must be {GAIN} times as fast as direct products, found "
-            f"{direct / times[best]:.2f} by estimate"
+            f"{direct / times[ranked[0]]:.2f} by estimate"
         )
-    return best
+    return ranked
 
 
-def groups_of_panels(planes: Convolution, form: Winograd, block: int, panels: Dim) -> int:
-    """Into how many equal groups to split the panels of each block, so that a few threads have
-    work. Each group transforms the inputs, so there are no more than takes a small part of the
-    time."""
+def groups_of_panels(
+    planes: Convolution, form: Winograd, block: int, panels: Dim, pieces: int
+) -> int:
+    """Into how many equal groups to split the panels of each block, so that threads have so many
+    pieces to share. Each group transforms the inputs, so there are no more than take a small part
+    of the time."""
     blocks = -(-tiles_of(planes, form) // block)
-    if not isinstance(panels, int) or blocks >= PARALLEL_PIECES:
+    if not isinstance(panels, int) or blocks >= pieces:
         return 1
     columns = most(planes.columns)
     again = _inputs(form) / (form.points**2 * columns)  # of a vector of channels
-    fitting = min(1 + int(TRANSFORMED_AGAIN / again), -(-PARALLEL_PIECES // blocks))
+    fitting = min(1 + int(TRANSFORMED_AGAIN / again), -(-pieces // blocks))
     return max(d for d in range(1, panels + 1) if panels % d == 0 and d <= max(1, fitting))
 
 
@@ -85,10 +87,14 @@ def tiles_of(planes: Convolution, form: Winograd) -> int:
 def block_of_tiles(planes: Convolution, form: Winograd, options: RegisterTileOptions) -> int:
     """How many tiles are computed together: as many as a quarter of the second level of cache has
     room for, but enough for a tile of registers, in blocks of nearly equal size."""
-    tiles = tiles_of(planes, form)
-    each = form.points**2 * planes.channels.count * f32.size
+    tiles, each = tiles_of(planes, form), bytes_of_tile(planes, form)
     room = min(MANY_TILES, options.l2_bytes // 4 // each)
     room = max(room, min(FEW_TILES, options.l2_bytes * 5 // 8 // each))
     room = max(1, min(room, STACK // each))
     blocks = -(-tiles // room)
     return -(-tiles // blocks)
+
+
+def bytes_of_tile(planes: Convolution, form: Winograd) -> int:
+    """Of the transformed inputs of a tile."""
+    return form.points**2 * planes.channels.count * f32.size
