@@ -12,22 +12,41 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from graphc.backends.cache import DiskCache, cache_key
 from graphc.errors import ModelError
 from graphc.files import write_text
 from graphc.ir.kernel import Kernel, sized
+from graphc.ir.program import Program, program_of
+from graphc.ir.types import TensorType
 
 TRIED = 6  # candidates that are measured
-MARGIN = 0.03  # by which one must be faster than the first
+MARGIN = 0.05  # by which one must be faster than the first
 ABOUT = 200  # characters of a structure that records show
 FORMAT = "graphc schedules 1"
 T = TypeVar("T")
 Measure = Callable[[Sequence[Sequence[Kernel]]], Sequence[float]]
 """The time of the kernels of each candidate, in any unit; infinite where a machine refuses them."""
+
+
+def program_alone(kernels: Sequence[Kernel]) -> Program:
+    """A program that calls kernels one after another, on inputs and outputs of their own."""
+    return program_of(*(replace(k, name=f"{k.name}_{n}") for n, k in enumerate(kernels)))
+
+
+def contents(type: TensorType) -> np.ndarray:
+    """Random numbers; zeros in place of integers, which may be positions in other tensors."""
+    dtype, shape = type.dtype.np, type.static_shape
+    if not type.dtype.is_float:
+        return np.zeros(shape, dtype)
+    return np.random.default_rng(0).standard_normal(shape, np.float32).astype(dtype)
 
 
 class Records:
@@ -117,8 +136,9 @@ class Tuner:
         times = list(self.measure(kernels))
         fastest = min(range(len(times)), key=times.__getitem__)
         taken = fastest if times[fastest] < times[0] * (1 - MARGIN) else 0
+        told = {str(c): t if isfinite(t) else None for c, t in zip(tried, times)}
         entry = {"about": about[:ABOUT], "choice": str(tried[taken]), "first": str(first),
-                 "times": {str(c): t for c, t in zip(tried, times)}}  # fmt: skip
+                 "times": told}  # fmt: skip
         self._keep(structure, entry)
         return tried[taken]
 

@@ -74,10 +74,8 @@ class Cpu(Rounding, Tuned, Trains):
 
     def conventions(self) -> Conventions:
         from graphc.backends.llvm_cpu.strategies import conventions
-        from graphc.passes.schedule.choosing import take_first
 
-        choose = take_first if self.tuner is None else self.tuner.choose
-        return conventions(self.machine, choose)
+        return conventions(self.machine, self.choose())
 
     def compiler(self, build: Build) -> CompileStatic:
         from graphc.backends.llvm_cpu.artifact import cached_image

@@ -160,9 +160,8 @@ class Cuda(Rounding, Tuned):
 
     def strategies(self) -> Sequence[Strategy]:
         from graphc.backends.cuda.strategies import strategies
-        from graphc.passes.schedule.choosing import take_first
 
-        return strategies(self._planned, take_first if self.tuner is None else self.tuner.choose)
+        return strategies(self._planned, self.choose())
 
     def conventions(self) -> Conventions:
         from graphc.backends.cuda.operators import GridBuilder

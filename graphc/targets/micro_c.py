@@ -14,10 +14,12 @@ from graphc.errors import ModelError
 from graphc.records import dataclass
 from graphc.targets.base import PREPARING, Job, Target, nonnegative, option, register_target
 from graphc.targets.training import Trains
+from graphc.targets.tuned import Tuned
 
 if TYPE_CHECKING:
     from graphc.backends.micro_c import BundleOptions
     from graphc.backends.micro_c.timing.measure import Timing
+    from graphc.backends.tuning import Measure
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Machine
     from graphc.ir.program import Program
@@ -52,7 +54,7 @@ def frequency(text: str) -> float:
 
 @register_target
 @dataclass(frozen=True)
-class MicroC(Trains):
+class MicroC(Tuned, Trains):
     """C99 for a microcontroller, run on the host."""
 
     cpu: str = option(CPUS[0], f"the processor it is for: {', '.join(CPUS)}", choices=CPUS)
@@ -181,12 +183,22 @@ class MicroC(Trains):
 
         return strategies(self.processor, self.opt)
 
+    def tuned_machine(self) -> str:
+        return f"{self.processor}, --opt {self.opt}"
+
+    def measured(self) -> Measure:
+        from graphc.backends.micro_c.tuning import cycles
+
+        return cycles(self.code(), self.finished)
+
     def conventions(self) -> Conventions:
         from graphc.backends.micro_c.kept_state import pairs
         from graphc.passes.lower.program import Conventions
 
         state = {} if self.state is None else pairs(self.state)
-        return Conventions(resident=self.io == "arena", in_order=True, state=state)
+        return Conventions(
+            resident=self.io == "arena", in_order=True, state=state, choose=self.choose()
+        )
 
     def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
         return self.finished(self.draft(graph, lower))

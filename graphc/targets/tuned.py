@@ -12,6 +12,7 @@ from graphc.targets.base import Target, option
 
 if TYPE_CHECKING:
     from graphc.backends.tuning import Measure, Tuner
+    from graphc.passes.schedule.choosing import Choose
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class Tuned(Target):
 
     tune: bool = option(
         False, "choose how kernels are computed (tiles, loops, packing) by measuring the best "
-        "candidates on the machine at hand; choices are kept in the disk cache", type=bool,
-        what="true or false",
+        "candidates on the machine at hand, or by cycles of instructions counted in QEMU (--target "
+        "c); choices are kept in the disk cache", type=bool, what="true or false",
     )  # fmt: skip
     tune_file: str | None = option(
         None, "take choices from this file of an earlier --tune, on a machine of the same kind; "
@@ -52,6 +53,12 @@ class Tuned(Target):
             )
         measure = self.measured() if self.tune else None
         return Tuner(self.tuned_machine(), measure, default_cache(), records)
+
+    def choose(self) -> Choose:
+        """What takes one of several schedules."""
+        from graphc.passes.schedule.choosing import take_first
+
+        return take_first if self.tuner is None else self.tuner.choose
 
     def variant(self) -> str:
         return "" if self.tuner is None else f"schedules {self.tuner.state}"

@@ -8,18 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-import numpy as np
-
 from graphc.backends.cuda.bundle import launch_plan
 from graphc.backends.cuda.emit import emit
 from graphc.backends.cuda.gpu import image_for, open_gpu
 from graphc.backends.cuda.machine_code import compiler
 from graphc.backends.cuda.runtime import Driver, DriverError, Model
-from graphc.backends.tuning import Measure
+from graphc.backends.tuning import Measure, contents, program_alone
 from graphc.errors import ModelError
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import program_of
-from graphc.ir.types import TensorType
 
 ROUNDS, IN_A_ROW = 5, 4  # times that each is measured, and runs of which one is the mean
 
@@ -53,19 +49,11 @@ def measure(driver: Driver) -> Measure:
 
 def _milliseconds(kernel: Kernel, driver: Driver) -> float:
     """The median time of a run; infinite if the GPU cannot run it."""
-    source = emit(program_of(kernel))
+    source = emit(program_alone([kernel]))
     plan, weights = launch_plan(source)
     try:
         model = Model(plan, weights, image_for(source.text, driver.arch), driver)
-        inputs = [model.to_device(_contents(t)) for _, t in source.program.inputs]
+        inputs = [model.to_device(contents(t)) for _, t in source.program.inputs]
         return median(model.times(inputs, ROUNDS, IN_A_ROW))
     except DriverError:
         return float("inf")
-
-
-def _contents(type: TensorType) -> np.ndarray:
-    """Random numbers; zeros in place of integers, which may be positions in other tensors."""
-    dtype, shape = type.dtype.np, type.static_shape
-    if not type.dtype.is_float:
-        return np.zeros(shape, dtype)
-    return np.random.default_rng(0).standard_normal(shape, np.float32).astype(dtype)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -22,9 +21,9 @@ import numpy as np
 from graphc.backends.llvm_cpu.codegen import compile_program
 from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.llvm_cpu.target import HostTarget, host_target
+from graphc.backends.tuning import contents, program_alone
 from graphc.ir.alignment import empty_aligned
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import program_of
 from graphc.ir.types import TensorType
 from graphc.runtime.runnable import Given
 
@@ -97,7 +96,7 @@ class _Arrays:
         self.nbytes = 0
 
     def get(self, name: str, type: TensorType) -> np.ndarray:
-        """Random numbers; zeros in place of integers, which may be positions in other tensors."""
+        """An array of this type, whose contents are random."""
         key = name, type
         if key not in self.known:
             dtype, shape = type.dtype.np, type.static_shape
@@ -106,23 +105,16 @@ class _Arrays:
             if self.nbytes > LARGEST:
                 return np.zeros(shape, dtype)
             array = empty_aligned(size).view(dtype).reshape(shape)
-            array[...] = 0
-            if type.dtype.is_float:
-                array[...] = np.random.default_rng(0).standard_normal(shape, np.float32)
+            array[...] = contents(type)
             self.known[key] = array
         return self.known[key]
 
 
 def _runner(kernels: Sequence[Kernel], arrays: _Arrays) -> Callable[[], object]:
     """What runs kernels, one after another, on one thread."""
-    program = program_of(*_named_apart(kernels))
+    program = program_alone(kernels)
     inputs = [arrays.get(n, t) for n, t in program.inputs]
     outputs = [arrays.get(f"{number} {n}", t) for number, (n, t) in enumerate(program.outputs)]
     model = NativeModel(compile_program(program), 1)
     given = Given(inputs, outputs)
     return lambda: model(given)
-
-
-def _named_apart(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The same kernels, each with a name of its own."""
-    return [replace(k, name=f"{k.name}_{number}") for number, k in enumerate(kernels)]

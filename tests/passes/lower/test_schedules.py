@@ -11,9 +11,10 @@ from differential import build, floats
 
 from graphc.backends.cache import DiskCache
 from graphc.backends.llvm_cpu import tuning
+from graphc.backends.micro_c.timing.compiled import EMULATED
 from graphc.backends.tuning import Records, Tuner
 from graphc.driver import optimise, program_for
-from graphc.errors import ModelError
+from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.expr import Expr
@@ -91,7 +92,7 @@ def with_schedule(graph: Graph, schedule: str) -> Graph:
     """The graph, read from a text that gives its one product a schedule."""
     ops = [op for op in graph.ops if op.name != "Constant"]
     found = [op for op, part in zip(ops, computations(ops)) if reductions_in(exprs(part))]
-    (found or ops)[0].schedule = schedule
+    (found or ops)[-1].schedule = schedule
     text = print_graph(graph)
     assert f'schedule "{schedule}"' in text
     again = parse_graph(text, graph_constants(graph))
@@ -117,6 +118,7 @@ def proposals(graph: Graph, target: Target, name: str) -> list[Schedule]:
 R = np.random.default_rng(0)
 W, LONG, RESIDUAL = floats(R, 40, 50), floats(R, 700, 33), floats(R, 29, 50)
 KERNEL = floats(R, 20, 5, 2, 2)
+IMAGE = floats(R, 16, 20, 3, 3)
 CASES = {
     "constant": (lambda b, x: b.Relu(b.MatMul(x, W)), {"x": floats(R, 29, 40)}),
     "residual": (lambda b, x, y: b.Add(b.MatMul(x, W), y),
@@ -199,6 +201,32 @@ def test_a_schedule_of_what_is_no_product_is_refused():
         program_for(with_schedule(graph, "register_tiles:"), Cpu())
 
 
+def image(b, x):
+    """A convolution of what another gives, whose channels are neighbours in memory."""
+    return b.Conv(b.Conv(x, KERNEL), IMAGE, pads=[1] * 4)
+
+
+@pytest.mark.parametrize("outputs, tiles", [(2, 3), (4, 1)])
+def test_winograd_takes_schedules(outputs, tiles):
+    graph, values = fused(image, Cpu(), x=floats(R, 1, 5, 9, 11))
+    expected = interpret(graph, values)
+    schedule = f"winograd: tile(places, {outputs}) tile(rows, {tiles}) bind(rows, parallel, 4)"
+    results = run(with_schedule(graph, schedule), Cpu(), values)
+    np.testing.assert_allclose(results[0], expected[0], 1e-3, 1e-3)
+
+
+@pytest.mark.parametrize(
+    "steps, message",
+    [("tile(places, 3) tile(rows, 3)", "a tile of 2 or 4 places, found 3"),
+     ("tile(places, 2) tile(rows, 99999)", "a block of at most"),
+     ("tile(places, 2) tile(rows, 2)", "a step bind(rows, ...)")],
+)  # fmt: skip
+def test_winograd_refuses_what_does_not_fit(steps, message):
+    graph, _ = fused(image, Cpu(), x=floats(R, 1, 5, 9, 11))
+    with pytest.raises(ModelError, match=re.escape(message)):
+        program_for(with_schedule(graph, f"winograd: {steps}"), Cpu())
+
+
 @pytest.mark.parametrize("name", ["constant", "residual", "window"])
 def test_tiles_of_scalars_take_schedules(name):
     function, inputs = CASES[name]
@@ -237,7 +265,7 @@ def no_kernels(candidate):
     return []
 
 
-@pytest.mark.parametrize("times, taken", [([3, 2, 1], "c"), ([1, 2, 3], "a"), ([1, 0.98, 2], "a")])
+@pytest.mark.parametrize("times, taken", [([3, 2, 1], "c"), ([1, 2, 3], "a"), ([1, 0.96, 2], "a")])
 def test_the_fastest_is_taken_unless_the_first_is_nearly_as_fast(tmp_path, times, taken):
     for measured in (1, 0):
         tuner, asked = tuned(tmp_path, times)
@@ -292,6 +320,29 @@ def test_a_model_is_tuned_and_computes_the_same(tmp_path, monkeypatch):
     by_file = program_for(build(function, **inputs)[0], Cpu(tune_file=str(file)))
     usual = program_for(build(function, **inputs)[0], Cpu())
     assert list(map(str, by_file.kernels.values())) != list(map(str, usual.kernels.values()))
+
+
+def test_code_that_options_change_has_a_name_of_its_own_in_caches(tmp_path):
+    known = [Cpu(), Cpu(exact=True), Cpu(tune=True), Cpu(tune=True, exact=True)]
+    assert len({target.variant() for target in known}) == len(known)
+
+
+def test_a_microcontroller_is_tuned_by_cycles(tmp_path, monkeypatch):
+    if EMULATED["cortex-m4"].tools.missing():
+        pytest.skip("no cross compiler, or no emulator")
+    monkeypatch.setenv("GRAPHC_CACHE_DIR", "off")
+    monkeypatch.setattr("graphc.backends.tuning.TRIED", 2)
+    graph, _ = build(lambda b, x: b.MatMul(x, W[:9, :6]), x=floats(R, 4, 9))
+    file = tmp_path / "choices.json"
+    program_for(graph, MicroC(cpu="cortex-m4", tune=True, tune_file=str(file)))
+    (structures,) = json.loads(file.read_text())["machines"].values()
+    (entry,) = structures.values()
+    assert all(cycles > 100 for cycles in entry["times"].values()) and len(entry["times"]) == 2
+
+
+def test_a_processor_that_is_not_known_is_not_tuned():
+    with pytest.raises(UnsupportedError, match="give --cpu, one of cortex-m4"):
+        MicroC(tune=True).conventions()
 
 
 def test_without_a_file_it_is_said(tmp_path):

@@ -113,7 +113,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape, pads, columns", SHAPES)
 @pytest.mark.parametrize("outputs", POINTS)
 def test_errors_are_within_the_bound(shape, pads, columns, outputs, monkeypatch):
-    monkeypatch.setattr(strategy, "cheapest", lambda *_: outputs)
+    monkeypatch.setattr(strategy, "cheapest", lambda *_: [outputs])
     x = floats(rng(1), *shape)
     make, weights = convolution(x, pads, columns)
     graph, inputs = build(make, x=x)
@@ -126,7 +126,7 @@ def test_errors_are_within_the_bound(shape, pads, columns, outputs, monkeypatch)
 @pytest.mark.parametrize("outputs", POINTS)
 @pytest.mark.parametrize("columns, block", [(16, 9), (21, 4)])
 def test_kernels_stay_within_their_buffers(outputs, columns, block, monkeypatch):
-    monkeypatch.setattr(strategy, "cheapest", lambda *_: outputs)
+    monkeypatch.setattr(strategy, "cheapest", lambda *_: [outputs])
     monkeypatch.setattr(strategy, "block_of_tiles", lambda *_: block)
     x = floats(rng(2), 1, 18, 5, 6)
     x[0, 2, 1, 4] = INF
