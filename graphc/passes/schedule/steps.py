@@ -17,20 +17,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, field, fields
-from typing import Any, ClassVar, TypeVar
+from dataclasses import MISSING, fields
+from typing import ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 from graphc.errors import ModelError
 from graphc.records import dataclass
 
-ROLES = ("places", "rows", "columns", "depth")
+Role = Literal["places", "rows", "columns", "depth"]
+Operand = Literal["rows", "columns"]
 LARGEST = 1 << 48  # number that a step may hold
-
-
-def _of(*words: str, default: str | None = None) -> Any:
-    """A field that is one of some words; left out of texts if it is the default."""
-    data = {"words": words}
-    return field(metadata=data) if default is None else field(default=default, metadata=data)
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class Vector(Step):
     """So many neighbours along an index are one vector."""
 
     name = "vector"
-    index: str = _of(*ROLES)
+    index: Role
     lanes: int
 
 
@@ -61,9 +56,9 @@ class Tile(Step):
     other sizes, or in one of this size that overlaps its neighbour."""
 
     name = "tile"
-    index: str = _of(*ROLES)
+    index: Role
     size: int
-    end: str = _of("apart", "overlap", default="apart")
+    end: Literal["apart", "overlap"] = "apart"
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class SplitReduce(Step):
     """So many steps of a summed index are added up apart from others."""
 
     name = "split_reduce"
-    index: str = _of("depth")
+    index: Literal["depth"]
     size: int
 
 
@@ -81,8 +76,8 @@ class Pack(Step):
     `blocks` for itself, or with its padding (`padded`)."""
 
     name = "pack"
-    operand: str = _of("rows", "columns")
-    order: str = _of("panels", "blocks", "padded")
+    operand: Operand
+    order: Literal["panels", "blocks", "padded"]
 
 
 @dataclass(frozen=True)
@@ -90,8 +85,8 @@ class Stage(Step):
     """What a tile reads of an operand is copied into memory that is closer."""
 
     name = "stage"
-    operand: str = _of("rows", "columns")
-    memory: str = _of("registers", "stack", "shared")
+    operand: Operand
+    memory: Literal["registers", "stack", "shared"]
 
 
 @dataclass(frozen=True)
@@ -99,9 +94,9 @@ class Order(Step):
     """Loops over tiles: these indices from the outside in."""
 
     name = "order"
-    outer: str = _of(*ROLES)
-    middle: str = _of(*ROLES)
-    inner: str = _of(*ROLES)
+    outer: Role
+    middle: Role
+    inner: Role
 
 
 @dataclass(frozen=True)
@@ -110,8 +105,8 @@ class Bind(Step):
     far as there are others to share."""
 
     name = "bind"
-    index: str = _of(*ROLES)
-    to: str = _of("parallel", "block", "thread", "lane")
+    index: Role
+    to: Literal["parallel", "block", "thread", "lane"]
     pieces: int = 1
 
 
@@ -120,7 +115,7 @@ class Unroll(Step):
     """So many steps of a loop are written out; all of them, where there are at most `whole`."""
 
     name = "unroll"
-    index: str = _of(*ROLES)
+    index: Role
     times: int
     whole: int = 1
 
@@ -130,7 +125,7 @@ class Tensorize(Step):
     """The innermost products are this instruction (ir/instructions.py), so many times in a row."""
 
     name = "tensorize"
-    instruction: str = _of("dot4", "dot4_spread")
+    instruction: Literal["dot4", "dot4_spread"]
     times: int = 1
 
 
@@ -139,7 +134,7 @@ class Epilogue(Step):
     """What is made of sums is code for a whole `tile`, or a loop over its `rows`."""
 
     name = "epilogue"
-    at: str = _of("tile", "rows")
+    at: Literal["tile", "rows"]
 
 
 STEPS: dict[str, type[Step]] = {
@@ -149,6 +144,12 @@ STEPS: dict[str, type[Step]] = {
     )
 }  # fmt: skip
 S = TypeVar("S", bound=Step)
+
+
+def words_of(kind: type[Step]) -> dict[str, tuple[str, ...]]:
+    """By field of a step, the words that it may be; none for a number."""
+    types = get_type_hints(kind)
+    return {f.name: get_args(types[f.name]) for f in fields(kind)}
 
 
 @dataclass(frozen=True)
@@ -250,13 +251,13 @@ class _Parser:
                 break
             if number:
                 self.take("','", ",")
-            words = f.metadata.get("words")
+            words = words_of(kind)[f.name]
             if words:
                 values[f.name] = self.take(f"the {f.name}, {listed(words)}", "|".join(words))
             else:
                 values[f.name] = self.number(f.name)
         self.take("')'", r"\)")
-        return kind(**values)
+        return kind(**values)  # type: ignore[arg-type]  # each of its own words
 
     def number(self, name: str) -> int:
         at, wanted = self.tokens[0][0], "a number of at least 1"

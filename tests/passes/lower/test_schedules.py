@@ -26,7 +26,7 @@ from graphc.ir.types import TensorType
 from graphc.passes.analysis.compose import computations
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.core import reductions_in
-from graphc.passes.schedule.steps import STEPS, Schedule, parse
+from graphc.passes.schedule.steps import STEPS, Schedule, parse, words_of
 from graphc.targets.base import Target
 from graphc.targets.cpu import Cpu
 from graphc.targets.micro_c import MicroC
@@ -38,7 +38,7 @@ def random_step(r: random.Random):
     kind = r.choice(list(STEPS.values()))
     values = {}
     for f in fields(kind):
-        words = f.metadata.get("words")
+        words = words_of(kind)[f.name]
         if f.default is not MISSING and r.random() < 0.5:
             continue
         values[f.name] = r.choice(words) if words else r.choice([1, 7, 1 << r.randrange(40)])
@@ -178,7 +178,7 @@ def wrong(change) -> str:
         (r"epilogue", "tensorize(dot4) epilogue", "no step tensorize"),
         (r"epilogue", "split_reduce(depth, 256) epilogue", "no split_reduce(...) for a depth"),
         (r"order\([^)]*\)", "order(rows, rows, columns)", "an order of columns, places, rows"),
-        (r"register_tiles", "nothing", "these strategies of the target: register_tiles"),
+        (r"register_tiles", "nothing", "strategies of the target: winograd, register_tiles; found 'nothing'"),
         (r"register_tiles:", "register_tiles", "expected ':'"),
     ],
 )  # fmt: skip

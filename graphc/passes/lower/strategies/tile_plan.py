@@ -15,6 +15,7 @@ from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.spaces import known_last, merge_adjacent
 from graphc.passes.lower.strategies.depth_blocks import STEPS
 from graphc.passes.lower.strategies.row_operand import separable
+from graphc.passes.schedule.steps import Role
 from graphc.records import dataclass
 
 CACHE_WAY = PAGE = 4096  # bytes: of a way of the first cache, and of a page
@@ -24,9 +25,10 @@ MANY_ROWS = 128  # that make up for panels made at run time
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
 UNBOUNDED = 1 << 40  # rows, as many as there may be
 
-ROWS_OUTSIDE = ("places", "rows", "columns")  # panels pass over a block of rows
-COLUMNS_OUTSIDE = ("places", "columns", "rows")  # rows pass over a panel
-COLUMNS_FIRST = ("columns", "places", "rows")  # so do rows at all places
+Order = tuple[Role, Role, Role]
+ROWS_OUTSIDE: Order = ("places", "rows", "columns")  # panels pass over a block of rows
+COLUMNS_OUTSIDE: Order = ("places", "columns", "rows")  # rows pass over a panel
+COLUMNS_FIRST: Order = ("columns", "places", "rows")  # so do rows at all places
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class LoopPlan:
     before it; how many `pieces` threads should have to share. Where caches hold neither operand,
     tiles are computed in `blocks`, and rows are `staged` in a copy for each."""
 
-    order: tuple[str, str, str] = ROWS_OUTSIDE
+    order: Order = ROWS_OUTSIDE
     rows: int = 0
     overlap: bool = False
     pieces: int = PARALLEL_PIECES

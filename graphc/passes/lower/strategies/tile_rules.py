@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphc.ir.addresses import is_affine_in
-from graphc.ir.expr import Expr, loads
+from graphc.ir.expr import Expr, Load, loads
 from graphc.ir.extents import most, points
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.lower.strategies.block_panels import panels_of_block
@@ -117,6 +117,7 @@ def _in_blocks(e: TileEmitter) -> LoopPlan:
             count = most(rows[0].count) * points(e.places)
             blocks = Blocks(min(TOGETHER, count), min(TOGETHER, columns.count))
         loops = LoopPlan(pieces=PIECES, blocks=blocks)
+    assert isinstance(e.a, Load)
     along = is_affine_in(e.a.index[0], e.tiled) == 1
     bands = rows if e.plan.in_blocks else rows[:1]
     fitted = fitted_blocks(e, loops, points(e.match.outer), points(e.places), bands, columns)

@@ -17,6 +17,8 @@ bind(..., parallel, P)      threads share at least P pieces
 
 from __future__ import annotations
 
+from typing import Literal
+
 from graphc.ir.expr import Index
 from graphc.ir.types import elements_of
 from graphc.passes.analysis.contraction import Match
@@ -42,7 +44,7 @@ LARGEST_TILE = 64  # vectors of sums: more have no registers anywhere
 def schedule_of(strategy: str, plan: TilePlan, loops: LoopPlan) -> Schedule:
     """The schedule that says these plans; the plan must tell where its epilogue is."""
     assert plan.looped is not None
-    end = "overlap" if loops.overlap else "apart"
+    end: Literal["apart", "overlap"] = "overlap" if loops.overlap else "apart"
     steps: list[Step] = [
         Vector("columns", plan.lanes),
         Tile("columns", plan.panel),
