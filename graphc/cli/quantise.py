@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 METHODS = ("mse", "minmax", "percentile", "entropy")
 TYPES = ("int8", "uint8", "int16")
+EMBEDDINGS = ("float", "int8")
 
 SUMMARY = """\
 Quantises a float model after training: to 8 bits, as standard QDQ ONNX, which ONNX Runtime runs as
@@ -73,6 +74,9 @@ def add(commands: Any) -> None:
         help="int4: weights of matrix products in 4 bits, all else stays float; for models bound "
         "by the bytes of their weights. float16: all weights in 16 bits, computed with in float32; "
         "half the file, hardly any loss (default: %(default)s)")  # fmt: skip
+    add("--embeddings", choices=EMBEDDINGS, default="float",
+        help="int8: tables of embeddings in 8 bits, with a scale for each row, a quarter of their "
+        "bytes (default: %(default)s)")  # fmt: skip
     add("--no-equalise", action="store_true",
         help="do not scale channels between layers (default: where that helps)")  # fmt: skip
     add("--integers", action="store_true",
@@ -139,6 +143,7 @@ def run(args: argparse.Namespace) -> int:
             keep_accuracy=args.keep_accuracy,
             mixture=args.mixture,
             equalise=not args.no_equalise,
+            embeddings=args.embeddings,
             ram=args.ram,
             flash=args.flash,
             cpu=args.cpu,

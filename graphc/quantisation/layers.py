@@ -203,14 +203,19 @@ def all_layers(graph: Graph) -> list[Layer]:
         layer = _layer(op, graph)
         if layer is None:
             continue
-        own, number = op.loc[0] if op.loc else op.output.name, 0
-        layer.name = own
-        while layer.name in taken:
-            number += 1
-            layer.name = f"{own}.{number}"
-        taken.add(layer.name)
+        layer.name = distinct(op.loc[0] if op.loc else op.output.name, taken)
         found.append(layer)
     return found
+
+
+def distinct(name: str, taken: set[str]) -> str:
+    """The name, with a number if it is taken; it is taken from then on."""
+    own, number = name, 0
+    while own in taken:
+        number += 1
+        own = f"{name}.{number}"
+    taken.add(own)
+    return own
 
 
 def _layer(op: Op, graph: Graph) -> Layer | None:

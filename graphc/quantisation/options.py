@@ -14,6 +14,7 @@ from graphc.quantisation.budgets import Limits
 
 TYPES = {"int8": dtypes.i8, "uint8": dtypes.u8, "int16": dtypes.i16}
 WEIGHTS = ("int8", "int4", "float16")
+EMBEDDINGS = ("float", "int8")
 Note = Callable[[str], None]
 
 
@@ -32,6 +33,7 @@ class Options:
     weights: str = "int8"
     mixture: Sequence[str] = ()
     equalise: bool = True
+    embeddings: str = "float"
 
     @property
     def base(self) -> str:
@@ -56,6 +58,14 @@ class Options:
         if self.weights not in WEIGHTS:
             known = ", ".join(WEIGHTS)
             raise ModelError(f"weights must be one of {known}, found {self.weights!r}")
+        if self.embeddings not in EMBEDDINGS:
+            known = ", ".join(EMBEDDINGS)
+            raise ModelError(f"embeddings must be one of {known}, found {self.embeddings!r}")
+        if self.weights == "float16" and self.embeddings != "float":
+            raise ModelError(
+                "weights of float16 are for all constants, tables of embeddings among them: leave "
+                "embeddings out, or choose weights of int8 or int4"
+            )
         if self.weights != "int8" and (self.whole or self.keep_accuracy is not None):
             raise ModelError(
                 f"weights of {self.weights} go without integers, budgets and keep_accuracy"

@@ -17,7 +17,7 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Graph
 from graphc.ir.ops.in_range import own_results
 from graphc.observing import observe
-from graphc.quantisation import equalising, four_bits, half, recurrent, rewriting
+from graphc.quantisation import embeddings, equalising, four_bits, half, recurrent, rewriting
 from graphc.quantisation.budgets import Limits, Needs, most_that_fit, needs_of
 from graphc.quantisation.calibrating import Calibration, store
 from graphc.quantisation.layers import Layer, all_layers
@@ -82,6 +82,7 @@ class Process:
                 "there is no layer to quantise: no Conv, ConvTranspose, Gemm, MatMul or recurrent "
                 "layer with constant weights in float32"
             )
+        names += [table.name for table in embeddings.tables(graph)]
         unknown = set(self.options.left_out) - set(names)
         if unknown:
             raise ModelError(f"there is no layer {sorted(unknown)[0]!r} to leave out, but {names}")
@@ -168,7 +169,9 @@ class Process:
         choice = calibration.chosen([*self.options.left_out, *left])
         graph = choice.graph
         every, states = all_layers(graph), recurrent_layers(graph)
+        tables = self._tables(graph)
         places = {layer.name: graph.place(layer.op) for layer in _every(graph)}
+        places |= {table.name: graph.place(table.gathers[0]) for table in tables}
         kept = {
             layer.op.operand(1).name for layer in every if levels.get(layer.name, FLOAT) == FLOAT
         }
@@ -199,10 +202,18 @@ class Process:
                 scale = float(made.scales[recurrent.W].mean())
                 rows.append(_Row(state.name, state.op.name, bits, scale, state.end.name))
                 recurrent.replace(graph, state, made)
+        for table in tables:
+            rows.append(_Row(table.name, "Gather", (8, 32), table.store(), table.end.name))
         if self.options.base == "float16":
             half.put(graph, kept)
         rewriting.drop_unread(graph)
         return graph, sorted(rows, key=lambda row: places[row.name])
+
+    def _tables(self, graph: Graph) -> list[embeddings.Table]:
+        """The tables of embeddings that become integers."""
+        if self.options.embeddings == "float":
+            return []
+        return embeddings.tables(graph, self.options.left_out)
 
     def _measured(self, levels: Mapping[str, str]) -> _Built:
         """The model with these levels, compared with the float one."""

@@ -33,6 +33,7 @@ def quantise(
     whole: bool = False,
     samples: int | None = None,
     equalise: bool = True,
+    embeddings: str = "float",
     left_out: Sequence[str] = (),
     keep_accuracy: float | None = None,
     mixture: Sequence[str] = (),
@@ -56,7 +57,9 @@ def quantise(
     Weights become int8 with a scale per output channel, what layers read `activations`: "int8",
     "uint8" or "int16". With `weights` "int4", those of matrix products become int4 with a scale for
     32 of them, and all else stays float; with "float16" all constants of two dimensions or more are
-    stored as that, and what is computed stays float32. `calibration` is how ranges are chosen:
+    stored as that, and what is computed stays float32. With `embeddings` "int8", tables of which a
+    Gather chooses rows are stored in 8 bits, with a scale for each row. `calibration` is how ranges
+    are chosen:
     "minmax", "percentile", "mse" or "entropy". With `whole`, every operator with an integer form is
     quantised, and inputs and outputs are integers: what microcontrollers want. Layers named in
     `left_out` stay float. With `equalise`, channels of small range are scaled up where they are
@@ -78,7 +81,7 @@ def quantise(
     whole = whole or limits is not None
     options = Options(
         calibration, activations, whole, samples, left_out, keep_accuracy, classes, limits, weights,
-        mixture, equalise,
+        mixture, equalise, embeddings,
     )  # fmt: skip
     graph = prepared(source, shapes=shapes, dims=dims, values=values)
     if limits is not None and graph.symbols:

@@ -22,7 +22,7 @@ from graphc.ir.graph import Graph, Op, Value, copy_op
 from graphc.ir.ops.helpers import RUNTIME
 from graphc.ir.ops.long_recurrent import MOST_STEPS, steps_of
 from graphc.quantisation import rounding
-from graphc.quantisation.layers import all_layers
+from graphc.quantisation.layers import all_layers, distinct
 from graphc.quantisation.moments import DRAWN, Moments
 from graphc.quantisation.weights import LARGEST
 
@@ -114,12 +114,7 @@ def recurrent_layers(graph: Graph) -> list[RecurrentLayer]:
             continue
         if any(v is None or not _is_finite(v) for v in operands[1:]):
             continue
-        own, number = op.loc[0] if op.loc else op.outputs[0].name, 0
-        name = own
-        while name in taken:
-            number += 1
-            name = f"{own}.{number}"
-        taken.add(name)
+        name = distinct(op.loc[0] if op.loc else op.outputs[0].name, taken)
         found.append(RecurrentLayer(op, name))
     return found
 

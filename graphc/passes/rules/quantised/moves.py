@@ -29,7 +29,7 @@ from graphc.passes.rules.quantised.values import (
 
 FARTHEST = 16  # operators between a quantisation and the integers it looks for
 
-y, scale, zero = var("y scale zero")
+x, indices, y, scale, zero = var("x indices y scale zero")
 
 
 def _dequantised(op: Op) -> list[Quantised]:
@@ -89,6 +89,22 @@ def dequantise_after_move(rw: Rewriter, op: Op, operands: list[Value]) -> list[V
         return rw.skip("it does not choose among {}", source.dtype)
     moved = [source.value if n == number else v for n, v in enumerate(operands)]
     return _after(rw, op, moved, operands[number])
+
+
+@rule("dequantise-chosen-rows", P.Gather(x, indices), group=GROUP)
+def dequantise_chosen_rows(rw: Rewriter, op: Op, x: Value, indices: Value) -> Value | None:
+    """gather(d(x), i) == gather(x, i) * gather(scale, i)   for a scale for each of x's rows."""
+    source, axis = dequantised(x), rw.attr(op, "axis") % x.tensor.rank
+    if source is None or source.value.constant is None or source.scale.size == 1:
+        return rw.skip("the table is not a constant with a scale for each row")
+    if source.axis != axis or source.zero.any():
+        return rw.skip("scales are along another axis, or there are zero points")
+    rows = source.scale.size
+    scales = source.scale.astype(x.tensor.dtype.np)
+    others = [1 if n != axis else rows for n in range(x.tensor.rank)]
+    integers = rw.Gather(source.value, indices, axis=axis)
+    steps = rw.Gather(rw.constant(scales.reshape(others)), indices, axis=axis)
+    return rw.Mul(rw.Cast(integers, to=x.tensor.dtype.onnx), steps)
 
 
 def _after(rw: Rewriter, op: Op, operands: list, like: Value) -> list[Value]:
