@@ -2,14 +2,15 @@
 
 On an x86 that has AVX2 and no VNNI it adds products of uint8 and int8 up in pairs, which saturate
 at 16 bits. Its mode that avoids this (session.x64quantprecision) fails on some models. So tests
-that compare with it keep weights within `LARGEST_WEIGHT`, the largest whose pairs are exact here.
+that compare with it have an `exact_session`, or keep weights within `LARGEST_WEIGHT`, the largest
+whose pairs are exact here.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 
 def _largest_weight() -> int:
@@ -30,3 +31,17 @@ def _largest_weight() -> int:
 
 LARGEST_WEIGHT = _largest_weight()
 SATURATES = LARGEST_WEIGHT < 127
+
+
+def exact_session(model: ModelProto) -> onnxruntime.InferenceSession:
+    """A session of ONNX Runtime in which sums of products of bytes do not saturate: where they
+    would, QDQ is computed in float, as it is without optimisations, and operators of bytes in the
+    mode that avoids it."""
+    options = onnxruntime.SessionOptions()
+    if SATURATES and any(node.op_type == "DynamicQuantizeLSTM" for node in model.graph.node):
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    elif SATURATES:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from commands import DIGITS
 from onnx import TensorProto, helper, numpy_helper
+from saturation import exact_session
 
 import graphc
 from graphc.quantisation.measuring import Comparison
@@ -74,13 +74,13 @@ def engines(quantised):
     """Both engines, as functions from inputs to outputs."""
     made = quantised.to_onnx()
     onnx.checker.check_model(made, full_check=True)
-    session = ort.InferenceSession(made.SerializeToString())
+    session = exact_session(made)
     return {"onnxruntime": lambda x: session.run(None, x), "graphc": graphc.compile(made).run}
 
 
 def ratios(source, quantised, data, size=1):
     """The SQNR of all outputs by engine."""
-    reference = ort.InferenceSession(source.SerializeToString())
+    reference = exact_session(source)
     names = [output.name for output in reference.get_outputs()]
     found = {}
     for engine, run in engines(quantised).items():
@@ -138,7 +138,7 @@ def test_whole_models_have_integer_inputs_and_outputs():
     onnx.checker.check_model(made, full_check=True)
     for value in (*made.graph.input, *made.graph.output):
         assert value.type.tensor_type.elem_type == TensorProto.INT8
-    session = ort.InferenceSession(made.SerializeToString())
+    session = exact_session(made)
     x = RNG.integers(-100, 100, (1, 5, 6)).astype(np.int8)
     want, have = session.run(None, {"x": x})[0], graphc.compile(made).run({"x": x})[0]
     assert np.abs(want.astype(int) - have).max() <= 1

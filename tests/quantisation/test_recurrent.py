@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from saturation import exact_session
 
 import graphc
 from graphc.quantisation import rounding
@@ -57,7 +57,7 @@ def ratio(want, found):
 def judged(source, made, feeds):
     """The ratios in dB of both engines against the float model in ONNX Runtime."""
     onnx.checker.check_model(made)
-    float_run, theirs = (ort.InferenceSession(m.SerializeToString()) for m in (source, made))
+    float_run, theirs = (exact_session(m) for m in (source, made))
     want = float_run.run(None, feeds)[0]
     return ratio(want, theirs.run(None, feeds)[0]), ratio(want, graphc.compile(made).run(feeds)[0])
 
