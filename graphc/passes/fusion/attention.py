@@ -57,7 +57,8 @@ def _match(merged: Op, widest: int) -> Attention | str | Reason:
 
 def _groups(graph: Graph, group: list[Op], seen: set[frozenset[Op]]) -> Iterator[list[Op]]:
     """Groups in order that end in the last op of `group`, whose other ops only the group reads,
-    which begin with a contraction and have a maximum, that of a softmax, in between."""
+    which begin with a contraction and have a maximum, that of a softmax, in between. None of those
+    in between contracts: its sums would be computed again for every score."""
     if len(group) == LONGEST:
         return
     for producer in dict.fromkeys(v.producer for op in group for v in op.inputs if v is not None):
@@ -67,9 +68,10 @@ def _groups(graph: Graph, group: list[Op], seen: set[frozenset[Op]]) -> Iterator
         if frozenset(longer) in seen:
             continue
         seen.add(frozenset(longer))
-        if len(longer) > 2 and any(map(_maximises, longer[1:-1])) and _contracts(producer):
+        if not _contracts(producer):
+            yield from _groups(graph, longer, seen)
+        elif any(map(_maximises, group[:-1])):
             yield longer
-        yield from _groups(graph, longer, seen)
 
 
 def _is_private(graph: Graph, op: Op, group: list[Op]) -> bool:

@@ -17,6 +17,7 @@ from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import Layout
 from graphc.passes import run_pipeline
 from graphc.passes.analysis import structure
+from graphc.passes.fusion import attention
 from graphc.passes.manager.context import AnyTarget
 from graphc.passes.specialise import specialise
 
@@ -226,3 +227,26 @@ def test_maps_wait_for_what_is_computed_between_them():
     graph, given = build(function, x=floats(rng(), 8, 8), y=floats(rng(1), 8, 8))
     assert len(groups(optimise(clone_graph(graph)))) == 2
     check(graph, given)
+
+
+def test_attention_is_sought_without_the_projections_around_it(monkeypatch):
+    """A group with a third contraction is none, so that nobody composes it."""
+    tried = []
+
+    def noted(merged, widest):
+        ops = merged.regions[0].ops
+        tried.append(sum(structure.has_body(o) and structure.is_contraction(o) for o in ops))
+        return "none"  # so that all groups are tried
+
+    monkeypatch.setattr(attention, "_match", noted)
+    g = rng()
+    x, weights = floats(g, 1, 8, 16), [floats(g, 16, 16) for _ in range(3)]
+
+    def function(b, x):
+        q, k, v = (b.MatMul(x, b.constant(w)) for w in weights)
+        scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 2, 1])), np.float32(0.25))
+        return b.MatMul(b.Softmax(scores), v)
+
+    graph, _ = build(function, x=x)
+    run_pipeline(optimise(clone_graph(graph)), "fuse-attention")
+    assert set(tried) == {2}
