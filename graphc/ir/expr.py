@@ -46,10 +46,11 @@ class Expr:
     """Base of all nodes. Compare with `is`; use `a.eq(b)` for an expression that compares."""
 
     __slots__ = (
-        "dtype", "weight", "_free", "_symbols", "_called", "_found", "_text", "_bounds", "_simple",
-        "_poly", "__weakref__",
+        "dtype", "children", "weight", "_free", "_symbols", "_called", "_found", "_text", "_bounds",
+        "_simple", "_poly", "__weakref__",
     )  # fmt: skip
     dtype: DType
+    children: tuple[Expr, ...]
     weight: int  # nodes written out as a tree, which sharing can make very many
     _free: frozenset[Index] | None  # what the functions below have found, once asked
     _symbols: frozenset[Sym] | None
@@ -59,10 +60,6 @@ class Expr:
     _bounds: tuple[float, float] | None
     _simple: Expr | None
     _poly: dict[tuple[Expr, ...], int] | None
-
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return ()
 
     def rebuild(self, children: Sequence[Expr]) -> Expr:
         """The same node over other children."""
@@ -177,14 +174,14 @@ def _known(key: tuple) -> Any:
     return node
 
 
-def _new(cls: type, dtype: DType, below: tuple[Expr, ...] = ()) -> Any:
+def _new(cls: type, dtype: DType, children: tuple[Expr, ...] = ()) -> Any:
     """A node over others; what is its own is for the caller to fill in."""
     node: Any = object.__new__(cls)
-    node.dtype = dtype
+    node.dtype, node.children = dtype, children
     node._free = node._symbols = node._called = node._found = node._text = None
     node._bounds = node._simple = node._poly = None
     weight = 1
-    for child in below:
+    for child in children:
         weight += child.weight
     node.weight = weight if weight < _HEAVIEST else _HEAVIEST
     return node
@@ -345,10 +342,6 @@ class Load(Expr):
     def __reduce__(self) -> tuple:
         return (Load, (self.source, self.index, self.dtype))
 
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return self.index
-
     def rebuild(self, children: Sequence[Expr]) -> Expr:
         return Load(self.source, tuple(children), self.dtype)
 
@@ -371,10 +364,6 @@ class Call(Expr):
 
     def __reduce__(self) -> tuple:
         return (_call_named, (self.op.name, self.args, self.dtype))
-
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return self.args
 
     def rebuild(self, children: Sequence[Expr]) -> Expr:
         return fold_call(self.op, tuple(children), self.dtype)
@@ -410,10 +399,6 @@ class Reduce(Expr):
 
     def __reduce__(self) -> tuple:
         return (Reduce, (self.op, self.body, self.axes))
-
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return (self.body,)
 
     def rebuild(self, children: Sequence[Expr]) -> Expr:
         return Reduce(self.op, children[0], self.axes)
