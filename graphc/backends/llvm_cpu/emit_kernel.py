@@ -40,7 +40,6 @@ from graphc.ir.kernel import (
     exprs,
     map_stmt,
     substitute_body,
-    walk_stmts,
 )
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim
@@ -152,6 +151,10 @@ def _is_parallel(stmt: Stmt) -> bool:
     return isinstance(stmt, For) and stmt.kind == "parallel"
 
 
+def _is_division(node: Expr) -> bool:
+    return isinstance(node, Call) and node.op.name in ("floordiv", "mod")
+
+
 class _Function:
     """Emits the body of one phase. Of local arrays, those named stay `in_memory`."""
 
@@ -171,6 +174,7 @@ class _Function:
         self.expr = ExprEmitter(self.line, self.fresh, declarations.add, storage)
         self.expr.names.update((s, Typed(f"%s.{n}", i64)) for n, s in enumerate(kernel.sizes))
         self.features = declarations.features
+        self.divisions: dict[int, tuple[Stmt, tuple[Expr, ...]]] = {}  # by identity of statements
 
     def line(self, text: str) -> None:
         self.lines.append("  " + text)
@@ -258,11 +262,20 @@ class _Function:
         """Divides sizes, and loops by sizes, before inner loops in which that stays the same."""
         self.expr.forget()
         self.expr.next_statement()
-        nodes = dict.fromkeys(n for s in walk_stmts(body) for e in exprs(s) for n in walk(e))
-        for node in nodes:
-            is_division = isinstance(node, Call) and node.op.name in ("floordiv", "mod")
-            if is_division and symbols(node) and all(map(self.is_fixed, walk(node))):
+        for node in dict.fromkeys(n for s in body for n in self.divisions_in(s)):
+            if all(map(self.is_fixed, walk(node))):
                 self.expr.kept[node] = self.expr.value(node)
+
+    def divisions_in(self, stmt: Stmt) -> tuple[Expr, ...]:
+        """The divisions of or by sizes in a statement and in those inside. Every loop around it
+        asks, so that they are kept, with the statement, whose identity is the key."""
+        known = self.divisions.get(id(stmt))
+        if known is None:
+            open_ = [e for e in exprs(stmt) if symbols(e)]
+            own = [n for e in open_ for n in walk(e) if _is_division(n) and symbols(n)]
+            inner = [n for body in bodies(stmt) for s in body for n in self.divisions_in(s)]
+            known = self.divisions[id(stmt)] = stmt, tuple(dict.fromkeys(own + inner))
+        return known[1]
 
     def is_fixed(self, node: Expr) -> bool:
         """Whether a part of an expression is the same in the whole of the body at hand."""
