@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from graphc.quantisation.quantiser import quantise
     from graphc.runtime.compiled import CompiledModel
     from graphc.runtime.listing import ExecutableInfo
+    from graphc.streaming import Streamed, stream
     from graphc.transforms import custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ _HOMES = {
     "CompiledModel": "graphc.runtime.compiled",
     "ExecutableInfo": "graphc.runtime.listing",
     "Graph": "graphc.ir.graph",
+    "Streamed": "graphc.streaming",
     "compile": "graphc.api",
     "custom_vjp": "graphc.transforms",
     "export_onnx": "graphc.frontend.onnx_export",
@@ -51,6 +53,7 @@ _HOMES = {
     "parse": "graphc.ir.text.parser",
     "quantise": "graphc.quantisation.quantiser",
     "stop_gradient": "graphc.transforms",
+    "stream": "graphc.streaming",
     "value_and_grad": "graphc.transforms",
     "vjp": "graphc.transforms",
 }
@@ -64,9 +67,10 @@ _MODULES = {
 
 __all__ = [
     "CompiledModel", "ExecutableInfo", "Graph", "GraphcError", "InternalError", "ModelError",
-    "ModelWarning", "UnsupportedError", "VerificationError", "backend", "compile", "custom_vjp",
-    "dsl", "export_onnx", "grad", "import_onnx", "import_tflite", "interpret", "jvp", "load",
-    "parse", "passes", "quantise", "stop_gradient", "train", "value_and_grad", "vjp",
+    "ModelWarning", "Streamed", "UnsupportedError", "VerificationError", "backend", "compile",
+    "custom_vjp", "dsl", "export_onnx", "grad", "import_onnx", "import_tflite", "interpret", "jvp",
+    "load", "parse", "passes", "quantise", "stop_gradient", "stream", "train", "value_and_grad",
+    "vjp",
 ]  # fmt: skip
 
 

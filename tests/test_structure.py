@@ -32,7 +32,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "targets",
     "driver",
     "api",
-    "backend demo transforms ray observing",
+    "backend demo transforms ray observing streaming",
     "train",
     "quantisation comparing",
     "cli",

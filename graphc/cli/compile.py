@@ -22,6 +22,7 @@ from graphc.cli.options import (
 )
 from graphc.cli.output import Written, add_json, answer
 from graphc.cli.resume import PHASES as RESUMABLE
+from graphc.cli.streams import add_stream, streamed
 from graphc.errors import ModelError, UnsupportedError, did_you_mean
 from graphc.ir.phases import PHASES
 from graphc.targets import DEFAULT, TARGETS, lookup, options_of
@@ -72,6 +73,7 @@ EPILOG = examples(
     ("graphc compile model.onnx -o model.gcm --dim batch=1..8", "for graphc.load and graphc run"),
     ("graphc compile model.onnx --target c -o firmware/model", "C99 for a microcontroller"),
     ("graphc compile model.onnx --target c --cpu cortex-m55 -o firmware", "with its vectors"),
+    ("graphc compile kws.onnx --target c --stream time -o firmware", "a step for each new frame"),
     ("graphc compile model.onnx --target cuda --arch sm_90 -o gpu/model", "kernels for a GPU"),
     ("graphc compile model.onnx --train all --optimizer adamw -o step.onnx", "a training step"),
     ("graphc compile model.onnx --emit ir --stop-after canonical", "the graph after clean-up"),
@@ -103,6 +105,7 @@ def add(commands: Any) -> None:
                         help="MODEL is text of this phase, and compilation goes on from there: "
                         f"{', '.join(RESUMABLE)}; the text of a graph says so itself, unless it is "
                         "written by hand or goes back to an earlier phase")  # fmt: skip
+    add_stream(parser)
     add_passes(parser)
     add_json(parser)
     parser.add_argument(
@@ -155,7 +158,8 @@ def run(args: argparse.Namespace) -> int:
     hooks = [Dump(args.dump_to)] if args.dump_to else []
     context = Context(journal=Journal() if args.explain else None)
     asked = settings(args, target, hooks=hooks, context=context)
-    job = Job(open_model(args), target, asked, args.name or "")
+    model, target, _ = streamed(open_model(args), target, args)
+    job = Job(model, target, asked, args.name or "")
     _resume(job.model, args)
     if form is not None:
         _emit(job, form, args)

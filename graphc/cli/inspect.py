@@ -17,6 +17,8 @@ from graphc.cli.options import (
     settings,
     target_of,
 )
+from graphc.cli.streams import add_stream, streamed, table
+from graphc.cli.streams import data as stream_data
 from graphc.errors import ModelError
 
 if TYPE_CHECKING:
@@ -38,8 +40,9 @@ memory as a function of them, and which programs there are and why. With --targe
 those of a microcontroller. With --mhz and --cpu, or --chip, its time is told by layer: the code is
 cross-compiled and run in QEMU, its instructions are counted by class, and their cycles are those of
 the processor; without compiler or emulator it is an estimate from the kernels. Either comes with
-how far off it can be. With --target cuda they are those of a
-GPU of --arch, whose peaks (those of matrix cores for kernels that use them) are known; --accesses
+how far off it can be. With --stream they are those of
+a step over one hop, with what it computes and keeps of each operator. With --target cuda they are
+those of a GPU of --arch, whose peaks (those of matrix cores for kernels that use them) are known; --accesses
 then runs some blocks of every kernel in the simulator and lists the cost of their accesses: bytes
 that are moved and not used, how far the accesses of a warp are coalesced (the fewest sectors of
 global memory they need, of those they touch), and bank conflicts (the wavefronts of shared memory
@@ -70,6 +73,7 @@ def add(commands: Any) -> None:
     add_target(parser)
     parser.add_argument("--all", action="store_true",
                         help=f"every node and every step, not just the {TOP} longest")  # fmt: skip
+    add_stream(parser)
     add_machine(parser)
     parser.add_argument("--json", action="store_true",
                         help="print steps, memory and times as JSON")  # fmt: skip
@@ -87,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         return _inspect_saved(args)
     target = target_of(args).detached()
     peaks = peaks_of(target, args)
-    model = open_model(args)
+    model, target, step = streamed(open_model(args), target, args)
     stays_open = args.specialise in ("any", "auto") and target.open_sizes
     if stays_open:
         _check_bounds(model)
@@ -98,10 +102,13 @@ def run(args: argparse.Namespace) -> int:
     if args.svg:
         _draw(programs, args.svg)
     if args.json:
-        print(json.dumps(_data(programs, job, peaks), indent=2))
+        more = {} if step is None else {"stream": stream_data(step)}
+        print(json.dumps({**_data(programs, job, peaks), **more}, indent=2))
         return 0
     print(report.summary(graph))
     print("\n" + report.operators(graph))
+    if step is not None:
+        print("\n" + table(step))
     if args.all:
         print("\n" + report.nodes(graph))
     least = (

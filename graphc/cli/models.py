@@ -27,7 +27,8 @@ CONSTANTS = ".npz"  # added to the name of a graph in text: the constants it nam
 @dataclass
 class Model:
     """A model, and what the user pinned. `graph` is as imported; `shapes`, `dims` and `values` are
-    arguments of graphc.compile; `given` holds contents of inputs read from files."""
+    arguments of graphc.compile; `given` holds contents of inputs read from files. `derived` are the
+    options by which the graph was made of the file's, if it is another."""
 
     path: Path
     graph: Graph
@@ -35,11 +36,12 @@ class Model:
     dims: dict[str, Any]
     values: dict[str, np.ndarray]
     given: dict[str, Any] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
 
     @property
     def is_onnx(self) -> bool:
-        """Whether the file is one that ONNX Runtime reads."""
-        return self.path.suffix.lower() not in (".gir", ".tflite")
+        """Whether the file is one that ONNX Runtime reads, and holds the graph."""
+        return not self.derived and self.path.suffix.lower() not in (".gir", ".tflite")
 
     @property
     def source(self) -> Path | Graph:
@@ -66,7 +68,7 @@ class Model:
         for name, array in sorted(self.values.items()):
             digest = hashlib.sha256(repr(array.tolist()).encode()).hexdigest()
             texts.append(f"--set {name}=sha256:{digest[:16]}")
-        return texts
+        return [*self.derived, *texts]
 
     def pinned(self) -> Graph:
         """The graph with everything pinned."""

@@ -1,7 +1,8 @@
 """How the inputs and outputs of a quantised graph are read: real = (value - zero_point) * scale.
 
 An input's parameters are those it is dequantised with, an output's those it was quantised with,
-with at most movements of data in between. Inputs that are read in different ways have none.
+with at most movements of data in between, joined with other data or not. Inputs that are read in
+different ways have none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.program import Quantisation
 from graphc.passes.analysis import structure
+from graphc.passes.analysis.facts import choice
 
 
 def quantisation(graph: Graph) -> dict[tuple[str, int], Quantisation]:
@@ -30,10 +32,16 @@ def quantisation(graph: Graph) -> dict[tuple[str, int], Quantisation]:
 def _readers(value: Value) -> Iterator[Op]:
     """The ops that read a value, looking through movements."""
     for op in value.users:
-        if structure.is_movement(op):
+        if structure.is_movement(op) or _is_joined(op):
             yield from _readers(op.output)
         else:
             yield op
+
+
+def _is_joined(op: Op) -> bool:
+    """Whether the elements of the result are those of operands, side by side."""
+    known = choice(op) if op.defn.form == "indexed" and len(op.outputs) == 1 else None
+    return known is not None and known.is_of_elements and not known.extreme and not known.by_data
 
 
 def _maker(value: Value) -> Op | None:

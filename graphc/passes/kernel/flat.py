@@ -49,8 +49,9 @@ def flat_kernel(kernel: Kernel) -> Kernel:
     return replace(kernel, params=params, body=tuple(map(flat, body)))
 
 
-def in_order(kernel: Kernel) -> Kernel:
-    """The same kernel with parallel loops outermost only; those inside others run in order."""
+def in_order(kernel: Kernel, outermost: bool = False) -> Kernel:
+    """The same kernel with parallel loops outermost only, or (`outermost`) not even there; the
+    others run in order."""
 
     def put(stmt: Stmt, inside: bool) -> Stmt:
         if isinstance(stmt, For) and stmt.kind == "parallel" and inside:
@@ -58,4 +59,4 @@ def in_order(kernel: Kernel) -> Kernel:
         below = inside or isinstance(stmt, For) and stmt.kind != "parallel"
         return map_nested(stmt, lambda body: tuple(put(inner, below) for inner in body))
 
-    return replace(kernel, body=tuple(put(stmt, False) for stmt in kernel.body))
+    return replace(kernel, body=tuple(put(stmt, outermost) for stmt in kernel.body))

@@ -438,7 +438,7 @@ class Lowering:
 
     def call(self, lowered: Lowered, places: dict[str, str], op: Op, macs: int = 0) -> None:
         """Adds a call of a kernel, its parameters in the storages that `places` names."""
-        kernel = self.shared(self.sized(lowered.kernel))
+        kernel = self.shared(self.sized(self.ordered(lowered.kernel, places)))
         if self.journal is not None:
             schedule = "" if lowered.schedule is None else lowered.schedule.text
             declined = lowered.declined
@@ -458,6 +458,11 @@ class Lowering:
             tuple(lowered.read.get(b.name) for b in lowered.kernel.params),
         ))  # fmt: skip
 
+    def ordered(self, kernel: Kernel, places: dict[str, str]) -> Kernel:
+        """A kernel; of one that reads state, which its result may replace, loops are in order."""
+        spaces = {self.storages[places[b.name]].space for b in kernel.params}
+        return in_order(kernel, True) if self.wanted.in_order and "state" in spaces else kernel
+
     def tokens_of(self, kernel: Kernel) -> tuple[str, ...]:
         """What stands for the sizes of a kernel that data decides being known."""
         return tuple(self.tokens[size] for size in kernel.sizes if size in self.tokens)
@@ -468,8 +473,9 @@ class Lowering:
         return tuple(self.tokens[size] for size in used if size in self.tokens)
 
     def overlaps(self, kernel: Kernel, places: dict[str, str]) -> tuple[tuple[str, str, int], ...]:
-        """How a kernel's outputs may overlap its inputs, both in the arena."""
-        inside = [self.storages[places[b.name]].space == "arena" for b in kernel.params]
+        """How a kernel's outputs may overlap its inputs, both in the arena or in state."""
+        kept = ("arena", "state")
+        inside = [self.storages[places[b.name]].space in kept for b in kernel.params]
         if not self.wanted.in_order or kernel.sizes or sum(inside) < 2:
             return ()
         if kernel.name not in self.distances:

@@ -1,8 +1,9 @@
 """State: what lasts from one run of a program to the next, and its replacement in place.
 
 A parameter of the graph that is state lies in memory of its own. What replaces it is computed there
-directly if one kernel computes it, which may overwrite what it reads, and nothing reads the old
-contents afterwards. Else it is computed in the arena, and copied at the end.
+directly if one kernel computes it, which may overwrite what it reads (at the same element, or, in
+loops in order, at an earlier one: a window that moves on), and nothing reads the old contents
+afterwards. Else it is computed in the arena, and copied at the end.
 """
 
 from __future__ import annotations
@@ -79,4 +80,8 @@ def _can_replace(new: str, old: str, calls: list[AnyCall], storages: Storages) -
     if any(of(reads(call), old) or of(writes(call), old) for call in calls[number + 1 :]):
         return False
     read = of(reads(writer), old)
-    return isinstance(writer, Call) and all((new, name) in writer.inplace for name in read)
+    if not isinstance(writer, Call):
+        return False
+    over = {(out, into) for out, into, most in writer.overlaps if most >= 0}
+    over.update(writer.inplace)
+    return all((new, name) in over and storages[name].offset == 0 for name in read)
