@@ -20,11 +20,11 @@ MOST_DOUBLINGS = 5  # of the length of a signal that is tried
 
 @dataclass
 class Streamed:
-    """A model as a step. `graph` takes the frames of one `hop` for each moving input, and the state;
-    it gives what the model gives, and the new state. `state` maps inputs to the outputs that replace
-    them; it starts as zeros (of quantised state: as its zero point). `window` is how many frames of
-    the input results depend on at most, or None since the start of the signal. `work` tells what a
-    step computes and keeps of each operator."""
+    """A model as a step. `graph` takes the frames of one `hop` for each moving input, and the
+    state; it gives what the model gives, and the new state. `state` maps inputs to the outputs that
+    replace them; it starts as zeros (of quantised state: as its zero point). `window` is how many
+    frames of the input results depend on at most, or None since the start of the signal. `work`
+    tells what a step computes and keeps of each operator."""
 
     graph: Graph
     state: dict[str, str]
@@ -52,19 +52,19 @@ def stream(
     """A model over a window of time as a step function over one hop.
 
     `source` is what `graphc.compile` takes, with `shapes`, `dims` and `values` to pin it. `dim` is
-    time: a dimension that the model names, or an axis of an input, as `input:1`. Each step takes the
-    next `hop` frames (default: as few as strides allow) and gives what the model gives for the last
-    frames, as many as its window has; once so many have been given, results are the model's (to the
-    bit for integers). Before, the frames that are missing are zeros. Of outputs that have frames of
-    their own a step gives the newest.
+    time: a dimension that the model names, or an axis of an input, as `input:1`. Each step takes
+    the next `hop` frames (default: as few as strides allow) and gives what the model gives for the
+    last frames, as many as its window has; once so many have been given, results are the model's
+    (to the bit for integers). What comes before is not: state starts as zeros. Of outputs that have
+    frames of their own a step gives the newest.
 
     With `since="start"` there is no window: a step gives what the model gives for all frames since
     the first one. Recurrent layers go on, and padding before the first frame is the state that
     convolutions start from.
 
     Frames near the borders of a window that has padding inside differ from window to window, and
-    recurrent layers start anew in each. Such a model is refused, unless `recompute` has them computed
-    anew: results are the same as ever, and a step takes longer.
+    recurrent layers start anew in each. Such a model is refused, unless `recompute` has them
+    computed anew: results are the same as ever, and a step takes longer.
 
     ModelError names what is wrong with the arguments; UnsupportedError the operator that cannot be
     streamed, and why.
@@ -144,8 +144,8 @@ def _step(
         raise ModelError(f"hop {hop}: the window has {length} frames, and all would be new")
     if since == START and (length % hop or length < 2 * hop):
         raise ModelError(
-            f"hop {hop}: since the start of a signal, the model is read at a length of several hops; "
-            f"found {length} frames"
+            f"hop {hop}: since the start of a signal, the model is read at a length of several "
+            f"hops; found {length} frames"
         )
     step = Step(tracks, hop, recompute)
     step.made()

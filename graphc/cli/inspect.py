@@ -40,13 +40,13 @@ memory as a function of them, and which programs there are and why. With --targe
 those of a microcontroller. With --mhz and --cpu, or --chip, its time is told by layer: the code is
 cross-compiled and run in QEMU, its instructions are counted by class, and their cycles are those of
 the processor; without compiler or emulator it is an estimate from the kernels. Either comes with
-how far off it can be. With --stream they are those of
-a step over one hop, with what it computes and keeps of each operator. With --target cuda they are
-those of a GPU of --arch, whose peaks (those of matrix cores for kernels that use them) are known; --accesses
-then runs some blocks of every kernel in the simulator and lists the cost of their accesses: bytes
-that are moved and not used, how far the accesses of a warp are coalesced (the fewest sectors of
-global memory they need, of those they touch), and bank conflicts (the wavefronts of shared memory
-they need beyond the fewest), with the worst accesses one by one.
+how far off it can be. With --stream they are those of a step over one hop, with what it computes
+and keeps of each operator. With --target cuda they are those of a GPU of --arch, whose peaks (those
+of matrix cores for kernels that use them) are known; --accesses then runs some blocks of every
+kernel in the simulator and lists the cost of their accesses: bytes that are moved and not used, how
+far the accesses of a warp are coalesced (the fewest sectors of global memory they need, of those
+they touch), and bank conflicts (the wavefronts of shared memory they need beyond the fewest), with
+the worst accesses one by one.
 
 Of a .gcm file it lists the contents, and checks every byte against its digest, without running or
 loading any code. A .gcm holds native code: load it only if you trust its author."""

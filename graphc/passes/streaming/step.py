@@ -1,14 +1,14 @@
 """The graph of a step, which is given the frames of one hop and keeps what later ones need.
 
-From the results back, each value is needed from some frame on. Of these frames a step computes those
-that are new. The others are in the state: an input of the graph, which an output replaces by the same
-frames one hop later. So the state of a value is what its readers read of it, and no more. A conversion
-to a wider type is repeated instead, and the narrower value kept.
+From the results back, some frames of each value are needed. Of these a step computes those that are
+new. The others are in the state, with the new ones: an input of the graph, which an output replaces
+by the same frames one hop later. So the state of a value is what its readers read of it, and no
+more, and moves on in place. A conversion to a wider type is repeated instead, and the narrower
+value kept.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import field
 
 import numpy as np
@@ -214,9 +214,9 @@ class Step:
         for op in self.tracks.borders:
             if op not in self.tracks.reaches:
                 raise UnsupportedError(
-                    f"{op.where()}: starts anew in every window, so that all of it would be computed "
-                    "at each hop; stream from the start of the signal (--stream-since start), where "
-                    "it goes on, or compute it anew (--stream-borders recompute)"
+                    f"{op.where()}: starts anew in every window, so that all of it would be "
+                    "computed at each hop; stream from the start of the signal (--stream-since "
+                    "start), where it goes on, or compute it anew (--stream-borders recompute)"
                 )
         for op, spans in self.spans.items():
             track = self.tracks.of[op.outputs[0]] if op in self.tracks.reaches else None
@@ -260,7 +260,7 @@ class Step:
             firsts = self.trimmed.get(op, {})
             moving = {n: firsts.get(n, 0) for n, v in enumerate(op.inputs) if self._track(v)}
             operands = [
-                self._from(v, moving[n]) if n in moving else None if v is None else self.copies[v]
+                None if v is None else self._from(v, moving[n]) if n in moving else self.copies[v]
                 for n, v in enumerate(op.inputs)
             ]  # fmt: skip
             for old, new in zip(op.outputs, self._whole(op, moving).made(self.graph, operands)):
@@ -412,7 +412,7 @@ def _with(type: TensorType, axis: int, extent: int) -> TensorType:
 
 
 def _bytes(type: TensorType) -> int:
-    return math.prod(int(d) for d in type.dims) * type.dtype.size  # type: ignore[arg-type]
+    return type.nbytes
 
 
 def _cut(builder: Builder, value: Value, axis: int, low: int, high: int) -> Value:

@@ -2,7 +2,7 @@
 
 A window holds `length` frames of the moving inputs, and moves on by a hop. A value that has frames
 of its own, along an axis, is *tracked*: frame t of one window is frame t + shift of the one before,
-as long as both were made of frames inside of the window alone. Those lie from `low` to before `high`.
+as long as both were made of frames inside of the window alone. These are `low` to before `high`.
 The others, which padding reaches, are made anew for each window, as is a value without frames.
 
 Since the start of a signal, instead of in a window of it, there is no border but the start: frames
@@ -158,8 +158,8 @@ class Tracks:
         frames = op.outputs[output].tensor.extent(axis)
         if high < frames:
             raise UnsupportedError(
-                f"{op.where()}: its newest frames need {frames - high} that are yet to come (padding "
-                "after the newest frame); pad before the first frame alone"
+                f"{op.where()}: its newest frames need {frames - high} that are yet to come "
+                "(padding after the newest frame); pad before the first frame alone"
             )
         known = choice(op)
         pads = known is not None and not known.extreme and known.fills <= {0}
@@ -178,8 +178,9 @@ class Tracks:
                 )
             if self.of[operand].extra < 0:
                 raise UnsupportedError(
-                    f"{op.where()}: pads frames of which there are fewer than have passed since the "
-                    f"start, as a layer before needs {-self.of[operand].extra} more: stream a window"
+                    f"{op.where()}: pads frames of which there are fewer than have passed since "
+                    f"the start, as a layer before needs {-self.of[operand].extra} more: stream a "
+                    "window"
                 )
 
     def _check_whole(self, op: Op) -> None:
