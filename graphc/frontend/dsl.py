@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 from graphc.errors import ModelError, did_you_mean
+from graphc.frontend import dsl_audio as audio  # noqa: F401  (dsl.audio)
 from graphc.frontend import dsl_trace as trace
 from graphc.frontend.dsl_tensor import Tensor, apply, constant
 from graphc.frontend.scope import share_captures

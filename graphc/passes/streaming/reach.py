@@ -23,6 +23,7 @@ from graphc.ir.expr import (
     free_indices,
     loads,
     transform,
+    walk,
 )
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import expand, op_body
@@ -34,18 +35,24 @@ from graphc.records import dataclass
 @dataclass(frozen=True)
 class Reach:
     """Frame t of a result is made of frames `stride * t + first` to `stride * t + last` of an
-    operand, which run along its `dim`."""
+    operand, which run along its `dim`. With a `period` above 1 that is so of the t-th group of so
+    many places of the result, as behind a Reshape that has joined frames with what they hold."""
 
     dim: int
     stride: int
     first: int
     last: int
+    period: int = 1
 
-    def after(self, other: Reach) -> Reach:
-        """From a result to an operand's operand, whose frames `other` says."""
+    def after(self, other: Reach) -> Reach | None:
+        """From a result to an operand's operand, whose frames `other` says; None if a frame is not
+        made of whole groups."""
+        if self.stride % other.period:
+            return None
         return Reach(
-            other.dim, self.stride * other.stride, self.first * other.stride + other.first,
-            self.last * other.stride + other.last,
+            other.dim, self.stride // other.period * other.stride,
+            self.first // other.period * other.stride + other.first,
+            self.last // other.period * other.stride + other.last, self.period,
         )  # fmt: skip
 
     def of(self, low: int, high: int) -> tuple[int, int]:
@@ -80,9 +87,36 @@ def _reaches(op: Op, output: int, axis: int) -> Reaches | None:
     if not has_body(op):
         return None
     body, own = simplify(op_body(op, output)), own_index(op.outputs[output])[axis]
+    for period in _periods(body, own):
+        found = _of_groups(op, body, own, period)
+        if found is not None:
+            return found
+    return None
+
+
+def _periods(body: Expr, own: Index) -> list[int]:
+    """1, and the numbers that an index is divided by where loads are."""
+    numbers = {
+        node.args[1].value
+        for load in loads(body)
+        for place in load.index
+        for node in walk(place)
+        if isinstance(node, Call)
+        and node.op.name in ("floordiv", "mod")
+        and isinstance(node.args[1], Const)
+        and own in free_indices(node.args[0])
+    }
+    return [1, *sorted(int(n) for n in numbers if 1 < n < own.count and own.count % n == 0)]  # type: ignore[call-overload]
+
+
+def _of_groups(op: Op, body: Expr, own: Index, period: int) -> Reaches | None:
+    """As `reaches`, where groups of so many places count as frames."""
+    if period > 1:
+        group, member = Index(own.name, own.count // period), Index("member", period)
+        body, own = simplify(body, {own: group * period + member}), group
     known: dict[int, set[Reach | None]] = {}
     for load in loads(body):
-        place = _place(load, own)
+        place = _place(load, own, period)
         if place == ():
             return None
         known.setdefault(int(load.source), set()).add(place)  # type: ignore[arg-type]
@@ -93,7 +127,7 @@ def _reaches(op: Op, output: int, axis: int) -> Reaches | None:
     return found if _is_alike(op, body, own, found) else None
 
 
-def _place(load: Load, own: Index) -> Reach | None | tuple[()]:
+def _place(load: Load, own: Index, period: int) -> Reach | None | tuple[()]:
     """What of an operand a load reads; () if frames are not read alike."""
     dims = [d for d, place in enumerate(load.index) if own in free_indices(place)]
     if not dims:
@@ -104,7 +138,7 @@ def _place(load: Load, own: Index) -> Reach | None | tuple[()]:
     ends = bounds(rest)
     if len(dims) > 1 or stride < 1 or own in free_indices(rest) or any(map(math.isinf, ends)):
         return ()
-    return Reach(dims[0], stride, int(ends[0]), int(ends[1]))
+    return Reach(dims[0], stride, int(ends[0]), int(ends[1]), period)
 
 
 def _joined(places: set[Reach | None]) -> Reach | None | tuple[()]:
@@ -112,10 +146,10 @@ def _joined(places: set[Reach | None]) -> Reach | None | tuple[()]:
     if places == {None}:
         return None
     whole = [place for place in places if place is not None]
-    if None in places or len({(place.dim, place.stride) for place in whole}) > 1:
+    if None in places or len({(p.dim, p.stride, p.period) for p in whole}) > 1:
         return ()
     first, last = min(p.first for p in whole), max(p.last for p in whole)
-    return Reach(whole[0].dim, whole[0].stride, first, last)
+    return Reach(whole[0].dim, whole[0].stride, first, last, whole[0].period)
 
 
 def own_frames(op: Op, found: Reaches) -> tuple[int, int]:
@@ -177,8 +211,11 @@ def _through(graph: Graph, result: Value, axis: int) -> Reaches | None:
                     return None
                 for operand, part in zip(op.inputs, below):
                     if operand is not None:
-                        whole = reach is None or part is None
-                        place = None if whole else reach.after(part)  # type: ignore[union-attr, arg-type]
+                        place = None
+                        if reach is not None and part is not None:
+                            place = reach.after(part)
+                            if place is None:
+                                return None
                         known.setdefault(operand, set()).add(place)
     joined = [_joined(known.get(param, {None})) for param in graph.params]
     return None if () in joined else joined  # type: ignore[return-value]

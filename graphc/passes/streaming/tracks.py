@@ -127,6 +127,8 @@ class Tracks:
             axis = self.of[op.operand(number)].axis if number in moving else None
             if (None if reach is None else reach.dim) != axis:
                 return False
+            if reach is not None and reach.period > 1:
+                return False
         return True
 
     def _track(self, op: Op, output: int, axis: int, found: Reaches, rate: Fraction) -> Track:
