@@ -315,6 +315,37 @@ def test_what_has_no_stream_from_the_start(body, told):
         graphc.stream(from_start(body), "time", since="start")
 
 
+def test_a_layer_that_quantises_all_steps_as_one_is_refused_and_its_step_is_not():
+    w, r, b = weights(1, 20, 4), weights(1, 20, 5), weights(1, 40)
+
+    @dsl.graph
+    def net(x: dsl.f32[8, 1, 4]):
+        return dsl.LSTM(x, w, r, b, hidden_size=5)
+
+    signal = rng.standard_normal((8, 1, 4)).astype(np.float32)
+    whole = graphc.quantise(graphc.export_onnx(net), [{"x": signal}])
+    with pytest.raises(graphc.UnsupportedError, match="quantises all steps as one"):
+        graphc.stream(whole.graph, "x:0", since="start")
+    streamed = graphc.stream(net, "x:0", 1, since="start")
+    fed: list[dict[str, np.ndarray]] = []
+
+    def through(graph) -> np.ndarray:
+        run = graphc.compile(graph).run
+        state = {name: np.zeros((1, 1, 5), np.float32) for name in streamed.state}
+        given = []
+        for frame in signal:
+            fed.append({"x": frame[None], **state})
+            outputs = dict(zip(streamed.graph.output_names, run(fed[-1])))
+            state = {name: outputs[output] for name, output in streamed.state.items()}
+            given.append(outputs[streamed.graph.output_names[0]])
+        return np.concatenate(given)
+
+    wanted = reference(graphc.export_onnx(net).SerializeToString())(signal)[0]
+    np.testing.assert_allclose(through(streamed.graph), wanted, rtol=1e-4, atol=1e-5)
+    given = through(graphc.quantise(streamed.graph, fed[:8]).graph)
+    assert np.abs(given - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
 def test_a_recurrent_layer_starts_anew_in_each_window():
     w, r = weights(1, 4, 3), weights(1, 4, 4)
 

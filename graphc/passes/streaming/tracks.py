@@ -216,6 +216,11 @@ class Tracks:
         if op.attrs.get("direction", "forward") != "forward" or moving != names[:1]:
             what = "runs in more than one direction, or with lengths or a state that move"
             raise UnsupportedError(f"{op.where()}: {what}; it cannot go on from frame to frame")
+        if op.operand(1).tensor.dtype.is_integer:
+            raise UnsupportedError(
+                f"{op.where()}: quantises all steps as one, so that a step cannot give the same; "
+                "stream the float model, and quantise its step"
+            )
         source, axis = self.of[op.operand(0)], op.attrs.get("layout", 0)
         if source.extra:
             raise UnsupportedError(
