@@ -28,7 +28,7 @@ w = const("w")
 def zero_point_of_sum(
     rw: Rewriter, product: Op, a: Value, w: Value, z: Value, y: Value | None
 ) -> Value | None:
-    """(a - z) w is a w less z times the sums of w's columns, where z is no constant."""
+    """(a - z) w == a w - z sum(w), by column, where z is no constant."""
     if not rw.ctx.target.machine.has(PAIRS):
         return rw.skip("the processor has no products of pairs")
     if z.constant is not None:
