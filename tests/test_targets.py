@@ -16,7 +16,7 @@ from graphc.backends.llvm_cpu.jit import assembly
 from graphc.backends.llvm_cpu.machine import host_machine
 from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.llvm_cpu.strategies import strategies
-from graphc.backends.llvm_cpu.target import HostTarget, host_target, named_target
+from graphc.backends.llvm_cpu.target import CpuTarget, host_target, named_target
 from graphc.driver import OPTIMISING, optimise
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.compare import agreements
@@ -101,7 +101,7 @@ def program_for(graph: Graph, vector_bytes: int) -> Program:
     return lower(optimise(clone_graph(graph), passes=OPTIMISING), made)
 
 
-def check(name: str, vector_bytes: int, target: HostTarget) -> None:
+def check(name: str, vector_bytes: int, target: CpuTarget) -> None:
     graph, inputs = case(name)
     model = NativeModel(compile_program(program_for(graph, vector_bytes), target), threads=1)
     names = [f"y{n}" for n in range(len(graph.results))]
@@ -132,7 +132,7 @@ def test_code_of_an_older_machine_stays_within_it():
     assert "%ymm" in code and "%zmm" not in code and "vfmadd" in code
 
 
-NEON = HostTarget("aarch64-linux-gnu", "neoverse-n1", frozenset({"neon"}), frozenset(), 128, 32)
+NEON = CpuTarget("aarch64-linux-gnu", "neoverse-n1", frozenset({"neon"}), frozenset(), 128, 32)
 
 
 @each_graph

@@ -68,6 +68,9 @@ class Job:
     def closed(self) -> bool:
         return not self.model.pinned().symbols
 
+    def on(self, target: Target) -> Job:
+        return replace(self, target=target)
+
     def program(self) -> Program:
         return emit.program(self.model, self.target, self.settings)
 

@@ -296,6 +296,9 @@ class Job(Protocol):
     def closed(self) -> bool:
         """Whether the shapes of all inputs are fixed."""
 
+    def on(self, target: Target) -> Job:
+        """The same for another target."""
+
     def program(self) -> Program:
         """The whole model as one program."""
 

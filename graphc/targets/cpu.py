@@ -1,11 +1,12 @@
-"""The CPU of this machine, through LLVM."""
+"""CPUs, through LLVM: that of this machine, and others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.records import dataclass
@@ -15,21 +16,26 @@ from graphc.targets.tuned import Tuned
 
 if TYPE_CHECKING:
     from graphc.backends.tuning import Measure
+    from graphc.backends.llvm_cpu.target import CpuTarget
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Machine
     from graphc.ir.program import Program
     from graphc.passes.lower.program import Conventions, Strategy
+    from graphc.runtime.compiled import CompiledModel
     from graphc.runtime.plans import CompileStatic, Executable
+
+
+HOST = "host"  # the triple of this machine, for code that is not loaded into the process
 
 
 @register_target
 @dataclass(frozen=True)
 class Cpu(Rounding, Tuned, Trains):
-    """The CPU of this machine."""
+    """The CPU of this machine, or one of another platform."""
 
     name = "cpu"
     forms = {"llvm": ".ll", "asm": ".s"}  # noqa: RUF012 (a table)
-    files = (".so", ".o", ".gcm", ".onnx")
+    files = (".so", ".o", ".obj", ".a", ".wasm", ".gcm", ".onnx")
     keeps_integers = True
     open_sizes = True
     counts = True
@@ -41,10 +47,56 @@ class Cpu(Rounding, Tuned, Trains):
         "errors are larger", type=bool, what="true or false",
     )  # fmt: skip
 
+    triple: str = option(
+        "", "the platform that files are for, as aarch64-linux-gnu, riscv64-linux-gnu or "
+        "wasm32-unknown-unknown (docs/cross.md has all); what is run goes through an emulator "
+        "(default: this machine)", metavar="TRIPLE",
+    )  # fmt: skip
+    mcpu: str = option(
+        "", "the processor, or its level of instructions, as cortex-a76, x86-64-v3, rv64gcv or "
+        "simd128 (default: this machine's; with --triple, what is usual there)", metavar="CPU",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.triple or self.mcpu:
+            _ = self.cpu  # complains now
+        if self.tune and not self.is_here:
+            raise ModelError(f"tune: kernels are measured on this machine, not on {self.processor}")
+
+    @cached_property
+    def cpu(self) -> CpuTarget:
+        """The processor that code is made for."""
+        from graphc.backends.llvm_cpu.target import cross_target, host_target
+
+        if self.is_here:
+            return host_target()
+        triple = host_target().triple if self.triple in ("", HOST) else self.triple
+        return cross_target(triple, self.mcpu)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether code is for the processor of this machine."""
+        return self.triple in ("", HOST) and not self.mcpu
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether models run in processes of their own."""
+        return bool(self.triple or self.mcpu)
+
+    @property
+    def processor(self) -> str:
+        return ", ".join(filter(None, (self.triple, self.mcpu)))
+
+    @property
+    def title(self) -> str:
+        own = " ".join(filter(None, (self.triple, self.mcpu)))
+        return f"{super().title} of {own}" if own else super().title
+
     def tuned_machine(self) -> str:
         from graphc.backends.llvm_cpu.tuning import machine_name
 
-        return machine_name()
+        return machine_name() if self.is_here else self.processor
 
     def measured(self) -> Measure:
         from graphc.backends.llvm_cpu.tuning import seconds
@@ -56,9 +108,9 @@ class Cpu(Rounding, Tuned, Trains):
 
     @cached_property
     def machine(self) -> Machine:
-        from graphc.backends.llvm_cpu.machine import host_machine
+        from graphc.backends.llvm_cpu.machine import host_machine, machine_of
 
-        return host_machine()
+        return machine_of(self.cpu) if self.is_apart else host_machine()
 
     def pipeline(self) -> str:
         narrow = "" if self.precision == "f32" else f" precision{{type={self.precision}}}, dce,"
@@ -83,6 +135,8 @@ class Cpu(Rounding, Tuned, Trains):
         from graphc.backends.llvm_cpu.memory import Scratch
         from graphc.backends.llvm_cpu.runtime import NativeModel
 
+        if self.is_apart:
+            return self._apart(build)
         scratch = Scratch()
         if build.recorder is not None:
             from graphc.backends.llvm_cpu.timed import TimedModel
@@ -100,12 +154,19 @@ class Cpu(Rounding, Tuned, Trains):
 
         return compile_static
 
+    def _apart(self, build: Build) -> CompileStatic:
+        from graphc.backends.llvm_cpu.apart import ApartModel
+
+        if build.recorder is not None:
+            raise UnsupportedError(f"steps are timed on this machine, not with {self.processor}")
+        return lambda graph: ApartModel(build.program(graph), self.cpu)
+
     def emit(self, program: Program, form: str) -> str:
         from graphc.backends.llvm_cpu.codegen import PIPELINE, llvm_text
         from graphc.backends.llvm_cpu.jit import assembly
 
-        text = llvm_text(program)
-        return text if form == "llvm" else assembly(text, pipeline=PIPELINE)
+        text = llvm_text(program, self.cpu)
+        return text if form == "llvm" else assembly(text, self.cpu, PIPELINE)
 
     def kernel_code(self, program: Program) -> Mapping[str, Mapping[str, str]]:
         from graphc.targets.functions import by_braces, by_labels
@@ -142,13 +203,39 @@ class Cpu(Rounding, Tuned, Trains):
 
     def _write(self, job: Job, path: Path) -> None:
         from graphc.backends.llvm_cpu import aot
-        from graphc.backends.llvm_cpu.runtime import NativeModel
+        from graphc.backends.llvm_cpu.apart import ApartModel
         from graphc.passes import maps
 
-        compiled = job.compiled()
-        if path.suffix == ".gcm" and not job.closed:
-            compiled.save(path)
+        if path.suffix == ".gcm":
+            self._save(job, path)
             return
+        if not self.is_apart:  # the program is wanted, not code in this process
+            job = job.on(replace(self, triple=HOST))
+        compiled = job.compiled()
+        made = self._made(job, compiled, path)
+        if len(made) != 1 or not isinstance(made[0], ApartModel):
+            self._refuse_parts(job, path)
+        else:
+            maps.tell(compiled.graph, maps.presented(compiled.graph))
+            aot.build(made[0].program, path, self.cpu, job.provenance)
+
+    def _save(self, job: Job, path: Path) -> None:
+        """Writes what graphc.load reads."""
+        if self.is_apart:
+            raise UnsupportedError(
+                f"-o {path}: a .gcm file is for this machine; for {self.processor} write an object"
+            )
+        compiled = job.compiled()
+        if job.closed:
+            from graphc.backends.llvm_cpu.runtime import NativeModel
+
+            made = self._made(job, compiled, path)
+            if len(made) != 1 or not isinstance(made[0], NativeModel):
+                self._refuse_parts(job, path)
+        compiled.save(path)
+
+    def _made(self, job: Job, compiled: CompiledModel, path: Path) -> list[Executable]:
+        """What has been compiled of a model that is to be one program."""
         made = [info for info in compiled.executables() if info.run is not None]
         if not job.closed and not any(info.is_general for info in made):
             why = compiled.why_exact or "it is made by --specialise any"
@@ -156,20 +243,16 @@ class Cpu(Rounding, Tuned, Trains):
                 f"-o {path}: dimensions are open, and there is no program for all sizes ({why}); "
                 "fix them with --dim or --shape"
             )
-        parts = [info.run for info in made]
-        if len(parts) != 1 or not isinstance(parts[0], NativeModel):
-            job.program()  # its refusal names the node that needs the host
-            raise UnsupportedError(f"-o {path}: parts of this model run on the host, in Python")
-        if path.suffix == ".gcm":
-            compiled.save(path)
-        else:
-            maps.tell(compiled.graph, maps.presented(compiled.graph))
-            aot.build(parts[0].image, path, job.provenance)
+        return [info.run for info in made]
+
+    def _refuse_parts(self, job: Job, path: Path) -> NoReturn:
+        job.program()  # its refusal names the node that needs the host
+        raise UnsupportedError(f"-o {path}: parts of this model run on the host, in Python")
 
     def write_program(self, program: Program, path: Path) -> None:
         from graphc.backends.llvm_cpu import aot
-        from graphc.backends.llvm_cpu.codegen import compile_program
 
-        if path.suffix not in (".so", ".o"):
-            raise ModelError(f"-o {path}: a planned program becomes a .so or .o (or see --emit)")
-        aot.build(compile_program(program), path)
+        if path.suffix not in aot.SUFFIXES:
+            made = ", ".join(aot.SUFFIXES)
+            raise ModelError(f"-o {path}: a planned program becomes one of {made} (or see --emit)")
+        aot.build(program, path, self.cpu)

@@ -1,12 +1,11 @@
-"""What the header and the C source of a library have of the sizes of an open shape: a structure
-that the caller fills, a check of its bounds, and functions that tell the shapes of outputs."""
+"""What the header of a library has of the sizes of an open shape: a structure that the caller
+fills, their bounds, and functions that tell the shapes of outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from graphc.backends.cfamily import sizes
-from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.names import identifier
 from graphc.backends.cfamily.spell import Speller
 from graphc.ir.expr import Sym
@@ -46,32 +45,3 @@ class SizesOfLibrary:
     def declarations(self, outputs: Sequence[TensorType]) -> str:
         """The functions that tell shapes, for the header."""
         return self.sizes.declarations(len(outputs)) if self.sizes else ""
-
-    def functions(self, outputs: Sequence[TensorType]) -> str:
-        """The check of bounds, and the functions that tell shapes."""
-        if not self.sizes:
-            return ""
-        text = self.sizes.functions([type.dims for type in outputs])
-        return "\n".join([helper_text(self.sizes.speller.needed), text])
-
-    def check(self) -> str:
-        """The lines of the run that check the sizes and put them in an array `values`."""
-        if not self.sizes:
-            return ""
-        values = ", ".join(
-            "0" if size in self.sizes.counts else f"sizes->{own}"
-            for size, own in self.sizes.fields.items()
-        )
-        lines = "    if (!sizes)\n        return -1;\n"
-        wrong = self.sizes.wrong({sizes.GIVEN})
-        if wrong:
-            lines += f"    if ({wrong})\n        return {self.sizes.macro}_SIZE_OUT_OF_BOUNDS;\n"
-        return f"{lines}    int64_t values[] = {{{values}}};\n"
-
-    def tell(self) -> str:
-        """The lines after the run that tell the caller what sizes data has decided."""
-        return "".join(
-            f"    sizes->{own} = values[{number}];\n"
-            for number, (size, own) in enumerate(self.sizes.fields.items())
-            if size in self.sizes.counts
-        )

@@ -11,8 +11,9 @@ from graphc.backends.llvm_cpu.emit_timed import TimedSteps, counter_of
 from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.memory import aligned
 from graphc.backends.llvm_cpu.objects import cached_object
-from graphc.backends.llvm_cpu.target import HostTarget, host_target
-from graphc.ir.dtypes import bf16
+from graphc.backends.llvm_cpu.processors.table import HALVES
+from graphc.backends.llvm_cpu.target import CpuTarget, host_target
+from graphc.ir.dtypes import DType, bf16, f16
 from graphc.ir.program import Program, shared_places
 from graphc.ir.scalar.functions import IN_ORDER
 from graphc.ir.scalar.narrow import BELOW_BYTES
@@ -23,17 +24,23 @@ LACKS = BELOW_BYTES | {bf16}  # types that few CPUs convert in hardware
 PIPELINE = "light"  # of LLVM passes: vectors and tiles are explicit already
 
 
-def llvm_text(program: Program, target: HostTarget | None = None, timed: bool = False) -> str:
+def lacked_by(target: CpuTarget) -> frozenset[DType]:
+    """The types that are made of others, as the CPU does not convert them."""
+    return LACKS if HALVES in target.instructions else LACKS | {f16}
+
+
+def llvm_text(program: Program, target: CpuTarget | None = None, timed: bool = False) -> str:
     """The LLVM IR of a program; `timed`: with the function that times its steps too."""
     kernels = counted("preparing kernels", program.kernels.items())
-    prepared = {name: prepare_kernel(kernel, LACKS, IN_ORDER) for name, kernel in kernels}
     target = target or host_target()
+    lacks = lacked_by(target)
+    prepared = {name: prepare_kernel(kernel, lacks, IN_ORDER) for name, kernel in kernels}
     more = [partial(TimedSteps, counter=counter_of(target))] if timed else []
-    return emit_program(replace(program, kernels=prepared), target.features, more)
+    return emit_program(replace(program, kernels=prepared), target.instructions, more)
 
 
 def compile_program(
-    program: Program, target: HostTarget | None = None, timed: bool = False
+    program: Program, target: CpuTarget | None = None, timed: bool = False
 ) -> Image:
     """Machine code for a program; from the disk cache if equal code was compiled before. `timed`:
     it has the function that times steps (emit_timed.py) beside the one that runs them."""
@@ -41,6 +48,11 @@ def compile_program(
     text = llvm_text(program, target, timed)
     tell("generating machine code")
     code = cached_object(text, target, default_cache(), PIPELINE)
+    return image_of(program, target, code)
+
+
+def image_of(program: Program, target: CpuTarget, code: bytes = b"") -> Image:
+    """The image of a program with its code; with none, what others must know of it."""
     return Image(
         program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),
         tuple(aligned(c) for c in program.constants), program.arena_bytes,

@@ -171,10 +171,12 @@ class _Function:
             b.name: Storage(f"%b.{n}", b.dtype, b.shape[0] if b.shape else 1)
             for n, b in enumerate(kernel.params)
         }
-        self.expr = ExprEmitter(self.line, self.fresh, declarations.add, storage)
-        self.expr.names.update((s, Typed(f"%s.{n}", i64)) for n, s in enumerate(kernel.sizes))
         self.features = declarations.features
         self.divisions: dict[int, tuple[Stmt, tuple[Expr, ...]]] = {}  # by identity of statements
+        self.expr = ExprEmitter(
+            self.line, self.fresh, declarations.add, storage, features=self.features
+        )
+        self.expr.names.update((s, Typed(f"%s.{n}", i64)) for n, s in enumerate(kernel.sizes))
 
     def line(self, text: str) -> None:
         self.lines.append("  " + text)

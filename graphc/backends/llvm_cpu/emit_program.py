@@ -45,7 +45,7 @@ _ARGUMENTS = ("inputs", "outputs", "arena", "consts", "pool")
 def emit_program(
     program: Program, features: frozenset[str] = frozenset(), more: Sequence[Emitter] = ()
 ) -> str:
-    """The LLVM IR of a program, for a CPU that has these features (LLVM's names); `more` emit
+    """The LLVM IR of a program, for a CPU with these features and instructions; `more` emit
     further functions that run its steps."""
     declarations = Declarations(features)
     phases: dict[str, list[Phase]] = {}
@@ -150,7 +150,7 @@ class Steps:
         width = max((len(s.slots) + bool(kernels[s.kernel].sizes) for s in calls), default=1)
         lines = [f"  %args = alloca [{max(width, 1)} x ptr], align 64"]
         lines += [f"  %c{n} = getelementptr ptr, ptr %args, i64 {n}" for n in range(width)]
-        numbers = _Numbers(lines, self.program.all_sizes, self.declarations)
+        numbers = Numbers(lines, self.program.all_sizes, self.declarations)
         most = max((len(s.sizes) for s in calls), default=0)
         if most:
             lines.append(f"  %numbers = alloca [{most} x i64], align 64")
@@ -173,7 +173,7 @@ class Steps:
             lines += self.ended()
         return lines
 
-    def copy(self, number: int, step: Copy, bases: dict, numbers: _Numbers) -> list[str]:
+    def copy(self, number: int, step: Copy, bases: dict, numbers: Numbers) -> list[str]:
         count = elements_of((step.source.elements, step.source.dtype.size))
         if count == 0:
             return []
@@ -210,7 +210,7 @@ class Steps:
             place = _place("%limit", step.trips, bases, lines)
             lines.append(f"  %trips = load i64, ptr {place}")
         elif isinstance(step.trips, Expr):
-            limit = _Numbers(lines, self.program.all_sizes, self.declarations).value(step.trips)
+            limit = Numbers(lines, self.program.all_sizes, self.declarations).value(step.trips)
         else:
             limit = str(i64.max if step.trips is None else step.trips)
         condition = step.condition and _place("%condition", step.condition, bases, lines)
@@ -241,7 +241,7 @@ class Steps:
         self.functions.append(self.function(f"{INSIDE}void @{name}", [*lines, "done:"]))
         return name
 
-    def call(self, phase: Phase, values: dict[Sym, Expr], numbers: _Numbers) -> str:
+    def call(self, phase: Phase, values: dict[Sym, Expr], numbers: Numbers) -> str:
         """The call of a phase, whole or in ranges for several threads."""
         extent = at(phase.extent, values)
         grain = at(_grain(phase.extent, phase.work, phase.parallel), values)
@@ -258,7 +258,7 @@ class Steps:
 Emitter = Callable[[Program, dict[str, list[Phase]], Declarations], Steps]
 
 
-class _Numbers:
+class Numbers:
     """Emits expressions over the sizes of a program, into the lines of a function."""
 
     def __init__(self, lines: list[str], sizes: Sequence[Sym], declarations: Declarations):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import field
 
 from graphc.backends.llvm_cpu import spell
+from graphc.backends.llvm_cpu.processors.table import FUSED
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, i64
@@ -22,13 +23,14 @@ ZEROS = ("0", "0x0000000000000000", "false")  # literals of which all bits are z
 
 @dataclass
 class ScalarEmitter:
-    """Emits into `line`; `fresh` makes names. `memo` holds what was emitted, a frame per branch;
+    """Emits into `line`; `fresh` makes names; `features` are the CPU's. `memo` holds what was emitted, a frame per branch;
     `numbered` the names of instructions without an effect, by their text, as far as they dominate
     what comes; `loaded` those that read memory which nobody has changed since."""
 
     line: Callable[[str], None]
     fresh: Callable[[], str]
     declare: Callable[[str], None]
+    features: frozenset[str] = field(default=frozenset(), kw_only=True)
     memo: list[dict[Expr, Typed]] = field(default_factory=lambda: [{}], kw_only=True)
     numbered: dict[str, str] = field(default_factory=dict, kw_only=True)
     loaded: dict[str, str] = field(default_factory=dict, kw_only=True)
@@ -140,6 +142,8 @@ class ScalarEmitter:
         if name in spell.FLOAT_BINARY:
             text = f"{spell.FLOAT_BINARY[name]} {a.type} {a.text}, {args[1].text}"
             return self.op(text, dtype, lanes)
+        if name == "fma" and FUSED not in self.features:
+            return self._product_and_sum(args, dtype, lanes)
         if name in spell.INTRINSICS:
             return self.intrinsic(spell.INTRINSICS[name], args, dtype, lanes)
         if name == "neg":
@@ -153,6 +157,12 @@ class ScalarEmitter:
         if name in spell.LIBM or name == "rem":
             return self._per_lane(name, args, dtype, lanes)
         raise InternalError(f"{name} of {dtype} has no LLVM spelling; it must be decomposed first")
+
+    def _product_and_sum(self, args: list[Typed], dtype: DType, lanes: int) -> Typed:
+        """a * b + c in two instructions: without one for it, LLVM calls a function."""
+        a, b, c = args
+        product = self.op(f"fmul {a.type} {a.text}, {b.text}", dtype, lanes)
+        return self.op(f"fadd {a.type} {product.text}, {c.text}", dtype, lanes)
 
     def _per_lane(self, name: str, args: list[Typed], dtype: DType, lanes: int) -> Typed:
         """A C library function, called once per lane."""

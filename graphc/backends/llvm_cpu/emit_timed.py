@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from graphc.backends.llvm_cpu.emit_kernel import Declarations, Phase
 from graphc.backends.llvm_cpu.emit_program import Steps
-from graphc.backends.llvm_cpu.target import HostTarget
+from graphc.backends.llvm_cpu.target import CpuTarget
 from graphc.errors import UnsupportedError
 from graphc.ir.program import Program, ending
 
@@ -123,7 +123,7 @@ class TimedSteps(Steps):
         return [f"  call void @graphc_note(ptr %timing, i64 {self.done - 1}, i64 {self.all})"]
 
 
-def counter_of(target: HostTarget) -> str:
+def counter_of(target: CpuTarget) -> str:
     """The function of LLVM that reads a counter of constant rate."""
     if target.arch not in COUNTERS:
         known = " and ".join(COUNTERS)

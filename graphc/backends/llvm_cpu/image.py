@@ -29,7 +29,7 @@ class Kept:
 @dataclass(frozen=True)
 class Image:
     """A program in machine code together with all that a run needs. `code` is an object file for
-    `target_key` (see HostTarget.key) that exports emit_program's functions; constants are aligned
+    `target_key` (see CpuTarget.key) that exports emit_program's functions; constants are aligned
     to 64 bytes, in program order; `kernels` are the names of its functions, for people. With
     `checks`, the last output holds their keys; with `sizes`, dims of inputs and outputs are
     expressions over them, those of outputs also over `counts`, which data decides. `shared` are
@@ -49,3 +49,8 @@ class Image:
     shared: tuple[tuple[int, int], ...] = ()
     counts: tuple[Sym, ...] = ()
     kept: Kept = field(default_factory=Kept, compare=False)
+
+    @property
+    def told(self) -> Interface:
+        """The outputs that a caller sees: those but the keys of checks."""
+        return self.outputs[:-1] if self.checks else self.outputs

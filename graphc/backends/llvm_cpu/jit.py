@@ -20,14 +20,14 @@ Compiling is serialised: LLVM's global context is not made for several threads.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import RLock
 
 import llvmlite.binding as llvm
 
-from graphc.backends.llvm_cpu.target import HostTarget, host_target, target_machine
+from graphc.backends.llvm_cpu.target import CpuTarget, host_target, target_machine
 from graphc.errors import InternalError
 
 PIPELINES = ("light", "full", "none")
@@ -36,7 +36,7 @@ _lock = RLock()
 _library_numbers = itertools.count()
 
 
-def compile_module(text: str, target: HostTarget | None = None, pipeline: str = "full") -> bytes:
+def compile_module(text: str, target: CpuTarget | None = None, pipeline: str = "full") -> bytes:
     """The object file of a module of LLVM IR.
 
     `pipeline` is "full" for LLVM's function simplification (registers, value numbering, loop-
@@ -46,14 +46,31 @@ def compile_module(text: str, target: HostTarget | None = None, pipeline: str = 
     """
     with _lock, _addresses_as_given():
         machine = target_machine(target or host_target())
-        return machine.emit_object(_optimised(text, machine, pipeline))
+        return machine.emit_object(_optimised(_parsed(text), machine, pipeline))
 
 
-def assembly(text: str, target: HostTarget | None = None, pipeline: str = "full") -> str:
+def assemble(
+    texts: Sequence[str], exports: Collection[str], target: CpuTarget, pipeline: str = "light"
+) -> bytes:
+    """One object file of several modules, of whose functions only `exports`, and those that are
+    weak, are seen from outside."""
+    with _lock, _addresses_as_given():
+        machine = target_machine(target)
+        module, *others = map(_parsed, texts)
+        for other in others:
+            module.link_in(other)
+        for value in (*module.functions, *module.global_variables):
+            own = value.linkage is llvm.Linkage.external and not value.is_declaration
+            if own and value.name not in exports:
+                value.linkage = "internal"
+        return machine.emit_object(_optimised(module, machine, pipeline, whole=True))
+
+
+def assembly(text: str, target: CpuTarget | None = None, pipeline: str = "full") -> str:
     """The assembly code of a module of LLVM IR, for reading."""
     with _lock, _addresses_as_given():
         machine = target_machine(target or host_target())
-        return machine.emit_assembly(_optimised(text, machine, pipeline))
+        return machine.emit_assembly(_optimised(_parsed(text), machine, pipeline))
 
 
 def link(data: bytes, exports: Iterable[str], imports: Mapping[str, int]) -> llvm.ResourceTracker:
@@ -84,14 +101,20 @@ def _addresses_as_given() -> Iterator[None]:
 # ---------------------------------------------------------------- passes
 
 
-def _optimised(text: str, machine: llvm.TargetMachine, pipeline: str) -> llvm.ModuleRef:
+def _optimised(
+    module: llvm.ModuleRef, machine: llvm.TargetMachine, pipeline: str, whole: bool = False
+) -> llvm.ModuleRef:
+    """The module after the passes; `whole`: nothing else refers to what is internal in it."""
     if pipeline not in PIPELINES:
         raise ValueError(f"pipeline {pipeline!r} is not one of {', '.join(PIPELINES)}")
-    module = _parsed(text)
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     if pipeline != "none":
         _run_passes(module, machine, pipeline)
+    if whole:
+        unused = llvm.create_new_module_pass_manager()
+        unused.add_global_dead_code_eliminate_pass()
+        unused.run(module, llvm.create_pass_builder(machine, _tuning()))
     return module
 
 

@@ -1,13 +1,11 @@
-"""This machine's CPU as passes and strategies see it."""
+"""CPUs as passes and strategies see them."""
 
 from __future__ import annotations
 
-from graphc.backends.llvm_cpu.target import host_target
+from graphc.backends.llvm_cpu.target import CpuTarget, host_target
 from graphc.ir.instructions import DOT4, DOT4_CODES, TRANSPOSE
 from graphc.ir.machine import Machine, Peaks
 from graphc.records import dataclass
-
-HALVES = "converts_halves"  # vectors of f16 become float32 in an instruction or two, as bf16 do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +20,15 @@ class CpuMachine(Machine):
 
 def host_machine() -> CpuMachine:
     """What passes ask of this machine's CPU."""
-    host = host_target()
-    halves = {HALVES} if "f16c" in host.features or host.arch == "aarch64" else set()
-    return CpuMachine(
-        vector_bytes=host.vector_bits // 8,
-        registers=host.vector_registers,
-        caches=(0, host.l2_bytes),
-        instructions=host.features
-        | {DOT4, DOT4_CODES, TRANSPOSE, "fast_floats", "unaligned_vectors", *halves},
+    return CpuMachine(**vars(machine_of(host_target())))
+
+
+def machine_of(target: CpuTarget) -> Machine:
+    """What passes ask of a CPU."""
+    return Machine(
+        vector_bytes=target.vector_bits // 8,
+        registers=target.vector_registers,
+        caches=(0, target.l2_bytes),
+        instructions=target.instructions
+        | {DOT4, DOT4_CODES, TRANSPOSE, "fast_floats", "unaligned_vectors"},
     )

@@ -16,11 +16,11 @@ from typing import Any
 from graphc.backends.cache import DiskCache, cache_key, default_cache
 from graphc.backends.llvm_cpu import elf
 from graphc.backends.llvm_cpu.soft_float import SOFT_FLOAT_IR, SYMBOLS
-from graphc.backends.llvm_cpu.target import HostTarget, host_target
+from graphc.backends.llvm_cpu.target import CpuTarget, host_target
 
 
 def cached_object(
-    text: str, target: HostTarget, cache: DiskCache | None, pipeline: str = "full"
+    text: str, target: CpuTarget, cache: DiskCache | None, pipeline: str = "full"
 ) -> bytes:
     """Like jit.compile_module, but looks in the disk cache first; the text itself is the key."""
     key = cache_key("object", target.key, pipeline, text)

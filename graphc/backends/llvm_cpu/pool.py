@@ -17,7 +17,7 @@ from functools import lru_cache
 from graphc.backends.cache import default_cache
 from graphc.backends.llvm_cpu.objects import Library, cached_object, load_object
 from graphc.backends.llvm_cpu.pool_ir import SYMBOLS, pool_ir
-from graphc.backends.llvm_cpu.target import HostTarget, default_threads, host_target
+from graphc.backends.llvm_cpu.target import CpuTarget, default_threads, host_target
 from graphc.errors import InternalError
 
 MAX_THREADS = 1024
@@ -89,14 +89,6 @@ def pool_symbols(threads: int = MAX_THREADS) -> dict[str, int]:
         return dict.fromkeys(SYMBOLS, abort)
     library = _native().library
     return {name: library.address(name) for name in SYMBOLS}
-
-
-def pool_object(target: HostTarget | None = None) -> bytes:
-    """The pool as an object file, to link into code compiled ahead of time."""
-    from graphc.backends.llvm_cpu.jit import compile_module  # loads LLVM
-
-    target = target or host_target()
-    return compile_module(pool_ir(target), target)
 
 
 # ---------------------------------------------------------------- the native side

@@ -27,7 +27,7 @@ pool.py does). Destroying a pool waits for the job in progress.
 
 from __future__ import annotations
 
-from graphc.backends.llvm_cpu.target import HostTarget
+from graphc.backends.llvm_cpu.target import CpuTarget
 
 SYMBOLS = (
     "graphc_parallel_for", "graphc_pool_create", "graphc_pool_destroy", "graphc_pool_forked",
@@ -35,14 +35,29 @@ SYMBOLS = (
 )  # fmt: skip
 
 
-def pool_ir(target: HostTarget) -> str:
+def pool_ir(target: CpuTarget) -> str:
     """The pool's module for a target. Needs pthread, libc's allocator and clock_gettime."""
     declaration, pause = _PAUSE.get(target.arch, ("", ""))
     monotonic = 6 if "darwin" in target.triple or "apple" in target.triple else 1
+    word = "i32" if target.arch.startswith("armv7") else "i64"
     text = _POOL_IR.replace("@PAUSE@", pause).replace("@MONOTONIC@", str(monotonic))
+    for what, spelled in _WORDS[word].items():
+        text = text.replace(what, spelled)
     return f"{text}\n{declaration}\n"
 
 
+SERIAL_IR = """
+define void @graphc_parallel_for(ptr %pool, ptr %fn, ptr %args, i64 %extent, i64 %grain) {
+  call void %fn(ptr %args, i64 0, i64 %extent)
+  ret void
+}
+"""
+"""In place of pools where there are no threads."""
+_WORDS = {  # what a machine of 64 bits, or of 32, has for C's size_t and time_t
+    "i64": {"@WORD@": "i64", "@SIZE@": "%size = add i64 %bytes, 0", "@WIDE@": "%wide = add i64 %x, 0"},
+    "i32": {"@WORD@": "i32", "@SIZE@": "%size = trunc i64 %bytes to i32",
+            "@WIDE@": "%wide = sext i32 %x to i64"},
+}  # fmt: skip
 _PAUSE = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
     "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
@@ -57,7 +72,7 @@ _PAUSE = {
 _POOL_IR = """
 %Pool = type { i64, i64, ptr, ptr, i64, i64, [80 x i8], i64, [120 x i8],
                i64, i64, i64, i64, [96 x i8], [128 x i8], [128 x i8], i64 }
-%Time = type { i64, i64 }
+%Time = type { @WORD@, @WORD@ }
 
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_join(ptr, ptr)
@@ -72,7 +87,7 @@ declare i32 @pthread_cond_broadcast(ptr)
 declare i32 @pthread_cond_destroy(ptr)
 declare i32 @sched_yield()
 declare i32 @clock_gettime(i32, ptr)
-declare i32 @posix_memalign(ptr, i64, i64)
+declare i32 @posix_memalign(ptr, @WORD@, @WORD@)
 declare void @free(ptr)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare i64 @llvm.umin.i64(i64, i64)
@@ -180,12 +195,19 @@ done:
   ret void
 }
 
+define internal i64 @widened(@WORD@ %x) #1 {
+  @WIDE@
+  ret i64 %wide
+}
+
 define internal i64 @now() #0 {
   %t = alloca %Time, align 8
   %ignored = call i32 @clock_gettime(i32 @MONOTONIC@, ptr %t)
-  %seconds = load i64, ptr %t, align 8
+  %seconds.w = load @WORD@, ptr %t, align 4
   %part.p = getelementptr %Time, ptr %t, i32 0, i32 1
-  %part = load i64, ptr %part.p, align 8
+  %part.w = load @WORD@, ptr %part.p, align 4
+  %seconds = call i64 @widened(@WORD@ %seconds.w)
+  %part = call i64 @widened(@WORD@ %part.w)
   %whole = mul i64 %seconds, 1000000000
   %sum = add i64 %whole, %part
   ret i64 %sum
@@ -287,7 +309,8 @@ entry:
   %fixed = ptrtoint ptr getelementptr (%Pool, ptr null, i32 1) to i64
   %handles = mul i64 %threads, 8
   %bytes = add i64 %fixed, %handles
-  %failed = call i32 @posix_memalign(ptr %cell, i64 128, i64 %bytes)
+  @SIZE@
+  %failed = call i32 @posix_memalign(ptr %cell, @WORD@ 128, @WORD@ %size)
   %ok = icmp eq i32 %failed, 0
   br i1 %ok, label %fill, label %none
 none:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from graphc.backends.llvm_cpu.lane_builder import LaneBuilder
-from graphc.backends.llvm_cpu.machine import HALVES
+from graphc.backends.llvm_cpu.processors.table import HALVES
 from graphc.ir.dtypes import bf16, f16
 from graphc.ir.machine import Machine
 from graphc.passes.lower.program import Conventions, Strategy

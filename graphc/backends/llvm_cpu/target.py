@@ -1,8 +1,9 @@
 """What CPU code is compiled for: instruction set, vector registers, cache sizes.
 
-A `HostTarget` is plain data that strategies read to choose tiles, and from which the LLVM target
-machine is made. Invariants: `vector_bits` never exceeds what `features` can hold in one register,
-and equal targets give equal machine code, so `HostTarget.key` may name entries of a cache.
+A `CpuTarget` is plain data that strategies read to choose tiles, and from which the LLVM target
+machine is made: that of this machine, or of a platform (triples.py) and a processor of its tables
+(processors/). Invariants: `vector_bits` never exceeds what `features` can hold in one register,
+and equal targets give equal machine code, so `CpuTarget.key` may name entries of a cache.
 
 What LLVM says of this machine's CPU is kept in the disk cache, so that processes which compile
 nothing need not load LLVM. The key is what the system says of the CPU, and of the LLVM installed.
@@ -19,6 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphc.backends.cache import cache_key, default_cache
+from graphc.backends.llvm_cpu.processors import ALIASES, ARCHITECTURES
+from graphc.backends.llvm_cpu.processors.table import Level
+from graphc.backends.llvm_cpu.triples import platform_of
 from graphc.errors import ModelError
 from graphc.files import installed
 from graphc.records import dataclass
@@ -34,7 +38,7 @@ L2_BYTES = 512 << 10  # where nothing is known
 
 
 @dataclass(frozen=True)
-class HostTarget:
+class CpuTarget:
     """A CPU: `features` are the enabled LLVM feature names, `vector_bits` 0 means scalar code, and
     `l2_bytes` is the second level of cache that one core sees."""
 
@@ -55,6 +59,12 @@ class HostTarget:
         return self.triple.split("-")[0]
 
     @property
+    def instructions(self) -> frozenset[str]:
+        """The features, and the instructions of `Machine` that come with them."""
+        table = ARCHITECTURES.get(ALIASES.get(self.arch, self.arch))
+        return self.features | (table.instructions(self.features) if table else frozenset())
+
+    @property
     def feature_string(self) -> str:
         """The features as LLVM's comma-separated list, sorted."""
         return ",".join(
@@ -73,18 +83,18 @@ class HostTarget:
         return self.arch == host.arch and self.features <= host.features
 
 
-def host_target() -> HostTarget:
+def host_target() -> CpuTarget:
     """The CPU this process runs on."""
     return _host_target()
 
 
 @lru_cache(maxsize=1)
-def _host_target() -> HostTarget:
+def _host_target() -> CpuTarget:
     told = _told_by_llvm()
     enabled, disabled = frozenset(told["enabled"]), frozenset(told["disabled"])
     triple = told["triple"]
     bits, registers = _vector_file(triple.split("-")[0], enabled)
-    return HostTarget(triple, told["cpu"], enabled, disabled, bits, registers, _l2_bytes())
+    return CpuTarget(triple, told["cpu"], enabled, disabled, bits, registers, _l2_bytes())
 
 
 @lru_cache(maxsize=1)
@@ -130,7 +140,7 @@ _CPUINFO = 1 << 14  # characters that hold all about one core
 _CHANGING = ("processor", "cpu MHz", "bogomips", "BogoMIPS", "apicid", "initial apicid", "core id")
 
 
-def named_target(name: str) -> HostTarget:
+def named_target(name: str) -> CpuTarget:
     """The host as it is ("host"), or held down to "scalar", "sse", "avx2" or "avx512" code.
 
     On a CPU that lacks some of the features named, code can be compiled but not run. On another
@@ -147,7 +157,22 @@ def named_target(name: str) -> HostTarget:
     return _x86_level(name)
 
 
-def target_machine(target: HostTarget) -> llvm.TargetMachine:
+def cross_target(triple: str, cpu: str = "") -> CpuTarget:
+    """A processor of another machine: the CPU, or level of instructions, of a platform, as it is
+    usual there if none is named. ModelError tells which there are."""
+    platform = platform_of(triple)
+    name, level = platform.architecture.level(cpu)
+    return _of_level(platform.llvm, name, level)
+
+
+def _of_level(triple: str, cpu: str, level: Level) -> CpuTarget:
+    return CpuTarget(
+        triple, cpu, level.features, frozenset(), level.vector_bits, level.registers,
+        level.l2_bytes,
+    )  # fmt: skip
+
+
+def target_machine(target: CpuTarget) -> llvm.TargetMachine:
     """A new LLVM target machine for position-independent code, fit for a JIT and for `.so` files.
 
     Not cached: whoever asked owns it (a JIT engine disposes of the one it is given).
@@ -155,12 +180,13 @@ def target_machine(target: HostTarget) -> llvm.TargetMachine:
     import llvmlite.binding as llvm
 
     _initialise()
+    is_wasm = target.arch == "wasm32"  # is linked into one module, at addresses that are known
     return llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu,
         features=target.feature_string,
         opt=1,  # more takes longer, and the code it makes runs no faster
-        reloc="pic",
-        codemodel="small",
+        reloc="static" if is_wasm else "pic",
+        codemodel="default" if is_wasm else "small",
         jit=False,
     )
 
@@ -178,20 +204,12 @@ def default_threads() -> int:
 # ---------------------------------------------------------------- instruction sets
 
 _X86_LEVELS = {"sse": "x86-64-v2", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
-_SSE = {"cmov", "cx16", "cx8", "fxsr", "mmx", "popcnt", "sahf", "sse", "sse2", "sse3"}
-_SSE4 = _SSE | {"ssse3", "sse4.1", "sse4.2"}
-_AVX2 = _SSE4 | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"}
-_AVX512 = _AVX2 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
-_X86_FEATURES = {"sse": _SSE4, "avx2": _AVX2, "avx512": _AVX512}
 
 
-def _x86_level(name: str) -> HostTarget:
-    features = frozenset(_X86_FEATURES[name])
+def _x86_level(name: str) -> CpuTarget:
     host = host_target()
-    bits, registers = _vector_file(host.arch, features)
-    return HostTarget(
-        host.triple, _X86_LEVELS[name], features, frozenset(), bits, registers, host.l2_bytes
-    )
+    cpu, level = ARCHITECTURES["x86_64"].level(_X86_LEVELS[name])
+    return replace(_of_level(host.triple, cpu, level), l2_bytes=host.l2_bytes)
 
 
 def _vector_file(arch: str, features: Iterable[str]) -> tuple[int, int]:
@@ -207,8 +225,8 @@ def _vector_file(arch: str, features: Iterable[str]) -> tuple[int, int]:
 def _initialise() -> None:
     import llvmlite.binding as llvm
 
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
     llvm.initialize_native_asmparser()
 
 

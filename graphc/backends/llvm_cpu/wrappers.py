@@ -1,0 +1,3 @@
+"""placeholder"""
+def crate(path, image, name, platform): return {}
+def npm_package(path, image, name): return {}
