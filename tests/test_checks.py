@@ -413,10 +413,9 @@ int main(void)
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 def test_shared_libraries_have_a_status(tmp_path):
     from graphc.backends.llvm_cpu.aot import build
-    from graphc.backends.llvm_cpu.codegen import compile_program
     from graphc.driver import program_for, typed
 
-    build(compile_program(program_for(typed(model_of(*gather(0, 1))))), tmp_path / "m.so")
+    build(program_for(typed(model_of(*gather(0, 1)))), tmp_path / "m.so")
     (tmp_path / "main.c").write_text(SHARED)
     command = "gcc -Wall -Wextra -Werror main.c ./m.so -o main"
     subprocess.run(command.split(), cwd=tmp_path, check=True)

@@ -98,7 +98,7 @@ def sine(r: Expr) -> Expr:
     """The sine of -pi/4..pi/4."""
     z = r * r
     terms = [(-1) ** k / math.factorial(2 * k + 1) for k in range(1, 9)]
-    return r + r * z * _series(z, terms)
+    return r * (z * _series(z, terms) + 1.0)
 
 
 def cosine(r: Expr) -> Expr:

@@ -223,9 +223,8 @@ def test_a_c_program_of_open_shape(tmp_path, suffix):
   %twice = Add(%sums, %sums)
   return %twice
 }""")
-    model = graphc.compile(graph, specialise="any", threads=1)
-    (info,) = model.executables()
-    aot.build(info.run.image, tmp_path / f"net{suffix}")
+    (info,) = graphc.compile(graph, specialise="any", triple="host").executables()
+    aot.build(info.run.program, tmp_path / f"net{suffix}")
     (tmp_path / "main.c").write_text(OPEN_PROGRAM)
     options = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]
     command = [compiler, *options, "main.c", f"./net{suffix}", "-o", "main", "-lm"]
@@ -266,9 +265,9 @@ def test_the_command_makes_libraries_of_open_shape(tmp_path, capsys):
 def test_a_c_program(tmp_path, suffix):
     x = images(2)
     library = tmp_path / f"net{suffix}"
-    model = graphc.compile(DIGITS, shapes={"image": x.shape}, threads=1)
-    (native,) = [info.run for info in model.executables()]
-    aot.build(native.image, library)
+    model = graphc.compile(DIGITS, shapes={"image": x.shape}, triple="host")
+    (apart,) = [info.run for info in model.executables()]
+    aot.build(apart.program, library)
     (tmp_path / "main.c").write_text(PROGRAM)
     x.tofile(tmp_path / "x.bin")
     options = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from graphc.backends.llvm_cpu import jit, objects, pool
+from graphc.backends.llvm_cpu.jit import compile_module
 from graphc.backends.llvm_cpu.pool import ThreadPool, pool_symbols, shared_pool
-from graphc.backends.llvm_cpu.pool_ir import SYMBOLS
+from graphc.backends.llvm_cpu.pool_ir import SYMBOLS, pool_ir
 from graphc.backends.llvm_cpu.target import default_threads, named_target
 
 USERS = """
@@ -258,5 +259,6 @@ def test_limits():
 
 
 def test_object_for_ahead_of_time_code():
-    data = pool.pool_object(named_target("scalar"))
+    target = named_target("scalar")
+    data = compile_module(pool_ir(target), target)
     assert all(name.encode() in data for name in SYMBOLS)
