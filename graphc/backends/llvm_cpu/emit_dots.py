@@ -4,26 +4,34 @@ sum of a lane.
 * Where x86 has VNNI it is one instruction, which multiplies unsigned bytes by signed ones. Bytes
   less their centre are unsigned if they are uint8 less 0, or int8 less -128: the bits are then
   those of the byte, the highest flipped. Codes are unsigned as they are.
-* Other x86 multiplies pairs of 16 bits: bytes at even and at odd places are widened apart.
+* Where AArch64 has dot products it is one instruction too: of signed bytes, for which unsigned ones
+  less 128 have the highest bit flipped; of unsigned and signed ones it takes I8MM.
+* Other x86, and WebAssembly, multiply pairs of 16 bits: bytes at even and at odd places are widened
+  apart.
 * Elsewhere it is four products.
 
-Lanes that fill no register of x86 are computed in the next larger one.
+Lanes that fill no register are computed in the next larger one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from graphc.backends.llvm_cpu.emit_expr import ExprEmitter
 from graphc.backends.llvm_cpu.spell import Typed, vector_of
 from graphc.errors import InternalError
-from graphc.ir.dtypes import DType, i16, i32, u8
+from graphc.ir.dtypes import DType, i8, i16, i32, u8
 from graphc.ir.expr import Const, Load
 from graphc.ir.instructions import LANES
 from graphc.ir.kernel import Intrin
 
 FLIP = 0x80808080 - (1 << 32)  # the highest bit of each byte
-PAIRS = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd",
-         16: "llvm.x86.avx512.pmaddw.d.512"}  # fmt: skip
-NEEDED = {4: "sse2", 8: "avx2", 16: "avx512bw"}
+PAIRS = (  # the feature, the lanes and the intrinsic of products of pairs
+    ("sse2", 4, "llvm.x86.sse2.pmadd.wd"), ("simd128", 4, "llvm.wasm.dot"),
+    ("avx2", 8, "llvm.x86.avx2.pmadd.wd"), ("avx512bw", 16, "llvm.x86.avx512.pmaddw.d.512"),
+)  # fmt: skip
+NEON = 4  # lanes of its registers
 
 
 def emit_dot4(e: ExprEmitter, stmt: Intrin, features: frozenset[str]) -> None:
@@ -49,19 +57,9 @@ def _emit(
     lanes = e.lanes if e.vector is not None else 1
     start = e.splat(e.value(total), lanes)
     word, words = _words(e, a, 1), dot.unpacked(_words(e, w, lanes))
-    width = _width(features, lanes)
-    if width == 0:
-        result = dot.plain(start, word, words)
-    else:
-        form = dot.fused if dot.is_mixed and has_vnni(features, width) else dot.paired
-        whole = form(_resized(e, start, width), word, _resized(e, words, width))
-        result = _resized(e, whole, lanes)
-    e.put(e.storage[total.source], total.index[0], result)
-
-
-def _width(features: frozenset[str], lanes: int) -> int:
-    """The lanes of the smallest register that multiplies pairs and has so many; 0 if none does."""
-    return next((n for n in PAIRS if 1 < lanes <= n and NEEDED[n] in features), 0)
+    width, form = dot.form(features, lanes)
+    whole = form(_resized(e, start, width), word, _resized(e, words, width))
+    e.put(e.storage[total.source], total.index[0], _resized(e, whole, lanes))
 
 
 def has_vnni(features: frozenset[str], width: int) -> bool:
@@ -119,7 +117,50 @@ class _Dot:
         """Whether unsigned bytes are multiplied by signed ones."""
         return self.of_codes or self.centre == (0 if self.dtype is u8 else -128)
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether signed bytes are multiplied by signed ones."""
+        if self.codes is not None:
+            return self.codes[1] < 8
+        return self.centre == (128 if self.dtype is u8 else 0)
+
     # ---------------------------------------------------------------- forms
+
+    def form(
+        self, features: frozenset[str], lanes: int
+    ) -> tuple[int, Callable[[Typed, Typed, Typed], Typed]]:
+        """The lanes of the register that is used, and what computes the sum in it."""
+        if 1 < lanes <= NEON:
+            if "dotprod" in features and self.is_signed:
+                return NEON, self.signed
+            if "i8mm" in features and self.is_mixed:
+                return NEON, self.mixed
+        for feature, width, name in PAIRS:
+            if 1 < lanes <= width and feature in features:
+                has_one = self.is_mixed and has_vnni(features, width)
+                return width, self.fused if has_one else partial(self.paired, name)
+        return lanes, self.plain
+
+    def signed(self, start: Typed, word: Typed, words: Typed) -> Typed:
+        """sdot."""
+        if self.dtype is u8:
+            word = self.each("xor", word, FLIP)
+        return self._neon("sdot", start, self.e.splat(word, start.lanes), words)
+
+    def mixed(self, start: Typed, word: Typed, words: Typed) -> Typed:
+        """usdot."""
+        if self.dtype is not u8 and not self.of_codes:
+            word = self.each("xor", word, FLIP)
+        a = self.e.splat(word, start.lanes)
+        return self._neon("usdot", start, *((words, a) if self.of_codes else (a, words)))
+
+    def _neon(self, name: str, start: Typed, x: Typed, y: Typed) -> Typed:
+        kind = vector_of("i8", 4 * start.lanes)
+        x, y = (self.e.op(f"bitcast {z.type} {z.text} to {kind}", i8, 4 * z.lanes) for z in (x, y))
+        full = f"llvm.aarch64.neon.{name}.v{start.lanes}i32.v{4 * start.lanes}i8"
+        self.e.declare(f"declare {start.type} @{full}({start.type}, {kind}, {kind})")
+        args = ", ".join(f"{z.type} {z.text}" for z in (start, x, y))
+        return self.e.op(f"call {start.type} @{full}({args})", i32, start.lanes)
 
     def fused(self, start: Typed, word: Typed, words: Typed) -> Typed:
         """vpdpbusd."""
@@ -132,10 +173,10 @@ class _Dot:
         args = ", ".join(f"{x.type} {x.text}" for x in (start, unsigned, signed))
         return self.e.op(f"call {start.type} @{name}({args})", i32, start.lanes)
 
-    def paired(self, start: Typed, word: Typed, words: Typed) -> Typed:
-        """Two pmaddwd."""
+    def paired(self, name: str, start: Typed, word: Typed, words: Typed) -> Typed:
+        """Two pmaddwd, by the name of the intrinsic."""
         a, w = self._halves(self.e.splat(word, start.lanes)), self._halves(words)
-        name, half = PAIRS[start.lanes], w.type
+        half = w.type
         self.e.declare(f"declare {start.type} @{name}({half}, {half})")
         for odd in (False, True):
             x, y = self._byte(a, odd, self.dtype is u8), self._byte(w, odd, self.of_codes)

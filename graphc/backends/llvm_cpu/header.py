@@ -18,8 +18,8 @@ def header(image: Image, name: str, platform: Platform) -> str:
     lines = [
         comment(
             f"{image.name}: a neural network compiled by graphc.\n\n"
-            "A context is memory for one run at a time, and threads. Contexts are independent: use\n"
-            "one per thread that runs the model. Arrays are dense, row-major.\n\n"
+            "A context is memory for one run at a time, and threads. Contexts are independent:\n"
+            "use one per thread that runs the model. Arrays are dense, row-major.\n\n"
             f"For {platform.name}."
         ),
         f"#ifndef {upper}_H",
@@ -84,8 +84,8 @@ extern "C" {{
 
 typedef struct {name}_context {name}_context;
 
-{allocating}/* A context in memory of the caller's, {upper}_CONTEXT_BYTES at a multiple of {alignment} (else it is
- * NULL), which runs on the calling thread; to end it, release the memory. */
+{allocating}/* A context in memory of the caller's, {upper}_CONTEXT_BYTES at a multiple of
+ * {alignment} (else it is NULL), which runs on the calling thread; to end it, release the memory. */
 {name}_context *{name}_place(void *memory);
 
 /* Runs the model on {upper}_INPUTS arrays into {upper}_OUTPUTS arrays. Returns 0, or -1 if an

@@ -68,7 +68,9 @@ class Interface:
 
     def _tables(self) -> str:
         """Where constants are, and what checks say."""
-        places = [f"ptr getelementptr (i8, ptr @{WEIGHTS}, i64 {offset})" for offset in self.offsets]
+        places = [
+            f"ptr getelementptr (i8, ptr @{WEIGHTS}, i64 {offset})" for offset in self.offsets
+        ]
         texts, rows = [], []
         for number, check in enumerate(self.image.checks):
             before, value, after = check.message.partition(VALUE)
@@ -165,7 +167,9 @@ define ptr @{self.name}_error(ptr %context) #0 {{
         outputs, checks = len(self.image.told), len(self.image.checks)
         sized = ", ptr %sizes" if self.sizes else ""
         given = ["context", "inputs", "outputs", *(["sizes"] if self.sizes else [])]
-        head = f"define signext i32 @{self.name}_run(ptr %context{sized}, ptr %inputs, ptr %outputs)"
+        head = (
+            f"define signext i32 @{self.name}_run(ptr %context{sized}, ptr %inputs, ptr %outputs)"
+        )
         lines = [f"{head} #0 {{", *_refusing(given), *self._checked(self.image.sizes)]
         lines += [
             f"  %all = alloca [{outputs + 1} x ptr], align 16",

@@ -29,7 +29,9 @@ def functions_needed(code: str) -> list[str]:
     parts = {_plain(name): _double(_plain(name)) for name in sorted(named)}
     angles = {"sin", "cos", "tan"} & set(parts)
     singles = [_single(name) for name in sorted(named) if name.endswith("f") and name != "erf"]
-    text = "\n".join([_REDUCED.replace("TABLE", _table()) if angles else "", *parts.values(), *singles])
+    text = "\n".join(
+        [_REDUCED.replace("TABLE", _table()) if angles else "", *parts.values(), *singles]
+    )
     lines = list(dict.fromkeys(x for x in text.split("\n") if x.startswith("declare")))
     rest = [x for x in text.split("\n") if not x.startswith("declare")]
     return ["\n".join([*lines, *rest, ""])]
@@ -49,7 +51,11 @@ def _double(name: str) -> str:
         return _angular(name)
     body = math_bodies.BODIES[name]
     x, y = Ref("x", f64), Ref("y", f64)
-    return _function(name, ["x", "y"], body(x, y)) if name == "pow" else _function(name, ["x"], body(x))
+    return (
+        _function(name, ["x", "y"], body(x, y))
+        if name == "pow"
+        else _function(name, ["x"], body(x))
+    )
 
 
 def _single(name: str) -> str:

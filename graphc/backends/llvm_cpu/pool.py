@@ -17,7 +17,7 @@ from functools import lru_cache
 from graphc.backends.cache import default_cache
 from graphc.backends.llvm_cpu.objects import Library, cached_object, load_object
 from graphc.backends.llvm_cpu.pool_ir import SYMBOLS, pool_ir
-from graphc.backends.llvm_cpu.target import CpuTarget, default_threads, host_target
+from graphc.backends.llvm_cpu.target import default_threads, host_target
 from graphc.errors import InternalError
 
 MAX_THREADS = 1024

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from graphc.backends.llvm_cpu.lane_builder import LaneBuilder
-from graphc.backends.llvm_cpu.processors.table import HALVES
+from graphc.backends.llvm_cpu.processors.table import HALVES, SIGNED_DOTS
 from graphc.ir.dtypes import bf16, f16
 from graphc.ir.machine import Machine
 from graphc.passes.lower.program import Conventions, Strategy
@@ -26,7 +26,11 @@ def strategies(machine: Machine, exact: bool = False) -> Sequence[Strategy]:
     contractions, whole and in blocks, where they match; loop nests elsewhere."""
     widened = frozenset((f16, bf16) if machine.has(HALVES) else (bf16,))
     contraction = RegisterTileOptions(
-        machine.vector_bytes, machine.registers, machine.caches[1], widened=widened
+        machine.vector_bytes,
+        machine.registers,
+        machine.caches[1],
+        widened=widened,
+        signed_dots=machine.has(SIGNED_DOTS),
     )
     nest = NestOptions(vector_bytes=machine.vector_bytes)
     fast: list[Strategy] = [] if exact else [WinogradTiles(contraction)]

@@ -89,7 +89,9 @@ def platform_of(triple: str) -> Platform:
     """The platform of a triple; ModelError tells which there are."""
     own = _usual(triple)
     if own not in PLATFORMS:
-        raise ModelError(f"triple {triple!r}: no platform is called so{near_or_all(own, PLATFORMS)}")
+        raise ModelError(
+            f"triple {triple!r}: no platform is called so{near_or_all(own, PLATFORMS)}"
+        )
     return PLATFORMS[own]
 
 

@@ -59,7 +59,9 @@ def _js_tensors(entries: Interface) -> str:
     rows = []
     for label, type in entries:
         assert isinstance(type, TensorType)
-        array = _ARRAYS.get(type.dtype.name, "Uint8Array" if type.dtype.size == 1 else "Uint16Array")
+        array = _ARRAYS.get(
+            type.dtype.name, "Uint8Array" if type.dtype.size == 1 else "Uint16Array"
+        )
         shape = f"[{', '.join(map(str, type.dims))}]" if type.is_static else "null"
         rows.append(
             f"  {{ name: {json.dumps(label)}, type: {json.dumps(type.dtype.name)}, "
@@ -74,7 +76,9 @@ def _package_name(name: str) -> str:
 
 def _line(text: str) -> str:
     """A text that ends no comment."""
-    return "".join(c if c.isprintable() and ord(c) < 128 else "?" for c in text).replace("*/", "* /")
+    return "".join(c if c.isprintable() and ord(c) < 128 else "?" for c in text).replace(
+        "*/", "* /"
+    )
 
 
 def _check(manifest: Path) -> None:
@@ -100,7 +104,10 @@ def crate(path: Path, image: Image, name: str, platform: Platform) -> dict[str, 
         return {}
     manifest = _CARGO.format(name=_package_name(name), ours=OURS)
     build = _BUILD.format(file=path.name, name=name, libm="true" if platform.has_libc else "false")
-    inputs, outputs = _arguments(image.inputs, "input", ""), _arguments(image.told, "output", "mut ")
+    inputs, outputs = (
+        _arguments(image.inputs, "input", ""),
+        _arguments(image.told, "output", "mut "),
+    )
     source = _LIB.format(
         title=_line(image.name), name=name, context=context_bytes(image), alignment=ALIGNMENT,
         arguments="".join(f", {label}: {kind}" for label, kind in (*inputs, *outputs)),

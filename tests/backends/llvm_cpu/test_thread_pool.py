@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from graphc.backends.llvm_cpu import jit, objects, pool
+from graphc.backends.llvm_cpu import jit, objects
 from graphc.backends.llvm_cpu.jit import compile_module
 from graphc.backends.llvm_cpu.pool import ThreadPool, pool_symbols, shared_pool
 from graphc.backends.llvm_cpu.pool_ir import SYMBOLS, pool_ir

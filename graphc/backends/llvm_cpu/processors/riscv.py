@@ -6,7 +6,7 @@ code of a level with longer ones asks for that.
 
 from graphc.backends.llvm_cpu.processors.table import ALWAYS, FUSED, Architecture, Level
 
-_GC = frozenset("64bit m a f d c zicsr zifencei".split())
+_GC = frozenset(["64bit", "m", "a", "f", "d", "c", "zicsr", "zifencei"])
 
 
 def _vectors(bits: int) -> Level:

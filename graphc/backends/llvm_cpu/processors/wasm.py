@@ -4,7 +4,14 @@ whose products may be rounded once or twice, as an option."""
 from graphc.backends.llvm_cpu.processors.table import FUSED, Architecture, Level
 
 _MVP = frozenset(
-    "bulk-memory bulk-memory-opt multivalue mutable-globals nontrapping-fptoint sign-ext".split()
+    [
+        "bulk-memory",
+        "bulk-memory-opt",
+        "multivalue",
+        "mutable-globals",
+        "nontrapping-fptoint",
+        "sign-ext",
+    ]
 )
 _SIMD = _MVP | {"simd128"}
 

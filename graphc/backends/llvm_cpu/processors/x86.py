@@ -3,10 +3,24 @@
 from graphc.backends.llvm_cpu.processors.table import FUSED, HALVES, Architecture, Level
 
 _SSE = frozenset(
-    "cmov cx16 cx8 fxsr mmx popcnt sahf sse sse2 sse3 ssse3 sse4.1 sse4.2".split()
+    [
+        "cmov",
+        "cx16",
+        "cx8",
+        "fxsr",
+        "mmx",
+        "popcnt",
+        "sahf",
+        "sse",
+        "sse2",
+        "sse3",
+        "ssse3",
+        "sse4.1",
+        "sse4.2",
+    ]
 )
-_AVX2 = _SSE | set("avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave".split())
-_AVX512 = _AVX2 | set("avx512bw avx512cd avx512dq avx512f avx512vl".split())
+_AVX2 = _SSE | set(["avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"])
+_AVX512 = _AVX2 | set(["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"])
 
 X86 = Architecture(
     "x86_64",

@@ -107,7 +107,8 @@ class RegisterTiles(Scheduled):
                 f"contraction: columns that run along memory in the depth need more than "
                 f"{FEW_ROWS} rows to be packed at run time, found {points(match.rows)}"
             )
-        quad = take_quads(match) if match.hole.dtype is i32 else prepare_rows(match)
+        is_whole = match.hole.dtype is i32
+        quad = take_quads(match, self.options.centres) if is_whole else prepare_rows(match)
         return quad if isinstance(quad, str) else (match, quad)
 
     def _emitter(self, match: Match, plan: TilePlan) -> TileEmitter:

@@ -8,8 +8,10 @@ weights that are 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from graphc.ir.addresses import flatten_loads, is_affine_in, stride_in
-from graphc.ir.dtypes import i8, i64
+from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import (
     Call,
     Const,
@@ -33,7 +35,6 @@ from graphc.passes.lower.transforms.zero_points import take_zero_points
 from graphc.records import dataclass
 
 LARGEST_COPY = 1 << 26  # elements
-CENTRES = {i8: -128}  # of bytes of `a`, which the multiplication takes into account
 
 
 def prepare_rows(match: Match) -> None | str:
@@ -50,13 +51,14 @@ def prepare_rows(match: Match) -> None | str:
     return None
 
 
-def take_quads(match: Match) -> Index | str:
+def take_quads(match: Match, centres: Mapping[DType, int]) -> Index | str:
     """Makes both factors of a sum of int32 bytes, `b` signed, and `a` a flat load of the first of
     four neighbours, which the last summed index counts. Returns the index of single bytes, which
-    `b` still has, or why it cannot be done."""
+    `b` still has, or why it cannot be done. `centres` are what the multiplication subtracts from
+    bytes of `a`, by their type."""
     if any(not isinstance(k.extent, int) for k in match.depth):
         return "contraction: products of bytes need a static depth, found an open one"
-    if not take_zero_points(match, CENTRES, signed=True):
+    if not take_zero_points(match, centres, signed=True):
         return "contraction: factors of sums of integers must be bytes, found wider integers"
     match.a, match.b = _byte(match.a), _byte(match.b)
     aligned = _access_along(match)

@@ -40,7 +40,6 @@ from graphc.passes.lower.lowered import Lowered, in_place_of_epilogues
 from graphc.passes.lower.strategies.cache_blocks import emit_blocks
 from graphc.passes.lower.strategies.column_operand import Panels
 from graphc.passes.lower.strategies.depth_blocks import DepthBlocks, depth_blocks
-from graphc.passes.lower.strategies.row_operand import CENTRES
 from graphc.passes.lower.strategies.tile_plan import LoopPlan, RegisterTileOptions, TilePlan
 from graphc.records import dataclass
 
@@ -426,7 +425,7 @@ class TileEmitter:
             self.k.store(sums, cell, call("fma", a, b, sums[cell]))
             return
         assert isinstance(a, Load) and isinstance(b, Load)
-        self.k.emit(dot4(sums[cell], a, b, CENTRES.get(a.dtype, 0)))
+        self.k.emit(dot4(sums[cell], a, b, self.options.centres.get(a.dtype, 0)))
 
     def _column_element(self, where: dict, panel: Expr, j: int, v: Expr, at: dict) -> Expr:
         if not self.plan.packed:

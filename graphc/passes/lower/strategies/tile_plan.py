@@ -5,8 +5,11 @@ A plan is what a schedule says (tile_schedules.py), in the terms of those who em
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from graphc.ir.addresses import flatten_loads, is_affine_in
-from graphc.ir.dtypes import DType, bf16, f16
+from graphc.ir.dtypes import DType, bf16, f16, i8, u8
 from graphc.ir.expr import Expr, Index, Load
 from graphc.ir.extents import most, points
 from graphc.ir.instructions import LANES
@@ -31,6 +34,10 @@ COLUMNS_OUTSIDE: Order = ("places", "columns", "rows")  # rows pass over a panel
 COLUMNS_FIRST: Order = ("columns", "places", "rows")  # so do rows at all places
 
 
+UNSIGNED: Mapping[DType, int] = MappingProxyType({i8: -128})  # dot products of unsigned bytes
+SIGNED: Mapping[DType, int] = MappingProxyType({u8: 128})  # and of signed ones
+
+
 @dataclass(frozen=True)
 class RegisterTileOptions:
     """Sizes of the machine: vector and cache bytes, and vector registers; and the narrow floats
@@ -41,6 +48,12 @@ class RegisterTileOptions:
     l2_bytes: int = 1 << 20
     min_depth: int = 4  # products summed, below which a loop nest does as well
     widened: frozenset[DType] = frozenset((f16, bf16))
+    signed_dots: bool = False  # products of signed bytes are the cheapest
+
+    @property
+    def centres(self) -> Mapping[DType, int]:
+        """What products of bytes subtract from those of rows, by their type."""
+        return SIGNED if self.signed_dots else UNSIGNED
 
 
 @dataclass(frozen=True)
