@@ -24,8 +24,9 @@ ZEROS = ("0", "0x0000000000000000", "false")  # literals of which all bits are z
 @dataclass
 class ScalarEmitter:
     """Emits into `line`; `fresh` makes names; `features` are the CPU's. `memo` holds what was
-    emitted, a frame per branch; `numbered` the names of instructions without an effect, by their text, as far as they dominate
-    what comes; `loaded` those that read memory which nobody has changed since."""
+    emitted, a frame per branch; `numbered` the names of instructions without an effect, by their
+    text, as far as they dominate what comes; `loaded` those that read memory which nobody has
+    changed since."""
 
     line: Callable[[str], None]
     fresh: Callable[[], str]

@@ -84,8 +84,9 @@ extern "C" {{
 
 typedef struct {name}_context {name}_context;
 
-{allocating}/* A context in memory of the caller's, {upper}_CONTEXT_BYTES at a multiple of
- * {alignment} (else it is NULL), which runs on the calling thread; to end it, release the memory. */
+{allocating}/* A context in memory of the caller's, {upper}_CONTEXT_BYTES at a multiple
+ * of {alignment}; NULL at another address. It runs on the calling thread; to end it, release
+ * the memory. */
 {name}_context *{name}_place(void *memory);
 
 /* Runs the model on {upper}_INPUTS arrays into {upper}_OUTPUTS arrays. Returns 0, or -1 if an

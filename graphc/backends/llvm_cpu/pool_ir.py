@@ -54,7 +54,8 @@ define void @graphc_parallel_for(ptr %pool, ptr %fn, ptr %args, i64 %extent, i64
 """
 """In place of pools where there are no threads."""
 _WORDS = {  # what a machine of 64 bits, or of 32, has for C's size_t and time_t
-    "i64": {"@WORD@": "i64", "@SIZE@": "%size = add i64 %bytes, 0", "@WIDE@": "%wide = add i64 %x, 0"},
+    "i64": {"@WORD@": "i64", "@SIZE@": "%size = add i64 %bytes, 0",
+            "@WIDE@": "%wide = add i64 %x, 0"},
     "i32": {"@WORD@": "i32", "@SIZE@": "%size = trunc i64 %bytes to i32",
             "@WIDE@": "%wide = sext i32 %x to i64"},
 }  # fmt: skip

@@ -142,7 +142,8 @@ def _told(image: Image) -> str:
     return "\n    ".join(rows)
 
 
-_SCRIPT = """/* @TITLE@ as a module of WebAssembly: `await load()` gives a model, `model.run` runs it. */
+_SCRIPT = """/* @TITLE@ as a module of WebAssembly: `await load()` gives a model, and
+ * `model.run` runs it. */
 
 export const inputs = @INPUTS@;
 export const outputs = @OUTPUTS@;
@@ -221,7 +222,8 @@ export class Model {
     if (!(array instanceof Kind)) throw new TypeError(`${name} must be a ${Kind.name}`);
     const fits = shape ? array.byteLength === bytes : array.byteLength <= bytes;
     const least = shape ? "" : "at most ";
-    if (!fits) throw new TypeError(`${name} must have ${least}${bytes / Kind.BYTES_PER_ELEMENT} elements`);
+    const wanted = `${least}${bytes / Kind.BYTES_PER_ELEMENT}`;
+    if (!fits) throw new TypeError(`${name} must have ${wanted} elements`);
     new Kind(this.#memory, this.inputs[n], array.length).set(array);
   }
 
@@ -336,7 +338,11 @@ use core::ffi::{{c_char, c_int, c_void, CStr}};
 
 extern "C" {{
     fn {name}_place(memory: *mut c_void) -> *mut c_void;
-    fn {name}_run(context: *mut c_void, inputs: *const *const c_void, outputs: *const *mut c_void) -> c_int;
+    fn {name}_run(
+        context: *mut c_void,
+        inputs: *const *const c_void,
+        outputs: *const *mut c_void,
+    ) -> c_int;
     fn {name}_error(context: *const c_void) -> *const c_char;
 }}
 
