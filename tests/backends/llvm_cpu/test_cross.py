@@ -115,7 +115,7 @@ def test_names_that_are_not_known():
         platform_of("aarch64-linux-gnuu")
     with pytest.raises(ModelError, match=r"'vax-vms'.*there are x86_64-linux-gnu, "):
         platform_of("vax-vms")
-    with pytest.raises(ModelError, match=r"mcpu 'cortex-a67'.*did you mean 'cortex-a57'"):
+    with pytest.raises(ModelError, match=r"mcpu 'cortex-a67'.*did you mean 'cortex-a7"):
         cross_target("aarch64-linux-gnu", "cortex-a67")
     with pytest.raises(ModelError, match=r"of wasm32 is called so"):
         cross_target("wasm32", "cortex-a53")
@@ -155,6 +155,24 @@ COFF = {"x86_64": 0x8664, "aarch64": 0xAA64}
 MACHO = {"x86_64": 0x01000007, "aarch64": 0x0100000C}
 
 
+def global_symbols(data):
+    """The names that an ELF object defines for others; its weak ones are hidden."""
+    wide = data[4] == 2
+    start = struct.unpack_from("<Q", data, 40)[0] if wide else struct.unpack_from("<I", data, 32)[0]
+    size, count = struct.unpack_from("<HH", data, 58 if wide else 46)
+    form, entry = ("<IIQQQQII", "<IBBHQQ") if wide else ("<IIIIIIII", "<IIIBBH")
+    sections = [struct.unpack_from(form, data, start + n * size) for n in range(count)]
+    (symbols,) = [s for s in sections if s[1] == 2]
+    names, found = sections[symbols[6]][4], set()
+    for at in range(symbols[4], symbols[4] + symbols[5], struct.calcsize(entry)):
+        fields = struct.unpack_from(entry, data, at)
+        info, section = (fields[1], fields[3]) if wide else (fields[3], fields[5])
+        if info >> 4 == 1 and section:
+            begin = names + fields[0]
+            found.add(data[begin : data.index(b"\0", begin)].decode())
+    return found
+
+
 def check_format(data, platform):
     arch = platform.architecture.name
     if platform.format == "ELF":
@@ -179,7 +197,10 @@ def test_an_object_for_each_platform(tmp_path, name):
     header = (tmp_path / "digits.h").read_text()
     assert ("digits_create" in header) == platform.has_libc
     assert (b"digits_create" in data) == platform.has_libc
-    assert b"digits_place" in data and b"graphc_run\0" not in data
+    assert b"digits_place" in data
+    if platform.format == "ELF":
+        seen = global_symbols(data)
+        assert all(name.startswith("digits_") for name in seen) and "digits_run" in seen
     assert _weights() in data
 
 
@@ -319,9 +340,10 @@ int main(void)
     for (int n = 0; n < 2; ++n) {
         in[1] = k;
         int first = m_run(made[n], in, out);
+        printf("%d %g %g ", first, y[0], y[5]);
         in[1] = bad;
         int second = m_run(made[n], in, out);
-        printf("%d %g %g %d %s;", first, y[0], y[5], second, m_error(made[n]));
+        printf("%d %s;", second, m_error(made[n]));
     }
     m_destroy(made[0]);
     return 0;
