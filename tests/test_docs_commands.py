@@ -12,7 +12,7 @@ import pytest
 from graphc.cli import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("profiling", "comparing", "quantising", "serving", "microcontrollers", "report")
+PAGES = ("profiling", "comparing", "quantising", "serving", "microcontrollers", "report", "cross")
 
 
 def commands(page: str) -> list[str]:

@@ -40,7 +40,10 @@ Compiles a model to files, or prints a form it takes. With -o OUT the result is 
 not at all. The suffix of the name chooses the form:
 
   .so .o     a shared library or an object file, with a C header beside it; with --specialise any
-             for all sizes within bounds (--dim N=1..8), which each run is given
+             for all sizes within bounds (--dim N=1..8), which each run is given; with --triple and
+             --mcpu for another machine (.obj for Windows)
+  .a .wasm   a static library with a Rust crate beside it; a module of WebAssembly with a package
+             for JavaScript (--triple wasm32)
   .gcm       a model for graphc.load and graphc run, for every shape within the bounds of
              dimensions (--dim N=1..8): a program for each, or, with
              --specialise any, one for all
@@ -70,6 +73,11 @@ EPILOG = examples(
     ("graphc compile model.onnx", "can it be compiled? how long does that take?"),
     ("graphc compile model.onnx -o model.so --dim batch=1", "a library that needs no Python"),
     ("graphc compile model.onnx -o model.so --dim batch=1..64 --specialise any", "for any batch"),
+    (
+        "graphc compile model.onnx --triple aarch64-linux-gnu --mcpu cortex-a76 -o model.so",
+        "for Arm",
+    ),
+    ("graphc compile model.onnx --triple wasm32 -o web/model.wasm", "for browsers and Node.js"),
     ("graphc compile model.onnx -o model.gcm --dim batch=1..8", "for graphc.load and graphc run"),
     ("graphc compile model.onnx --target c -o firmware/model", "C99 for a microcontroller"),
     ("graphc compile model.onnx --target c --cpu cortex-m55 -o firmware", "with its vectors"),
