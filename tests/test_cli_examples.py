@@ -79,6 +79,10 @@ def shorter(words: list[str]) -> list[str]:
 def test_example(folder, capsys, monkeypatch, line):
     if "--simulate" in line and shutil.which("g++") is None:
         pytest.skip("needs g++")
+    linkers = {"aarch64-linux-gnu": "aarch64-linux-gnu-gcc", "wasm32": "wasm-ld"}
+    for triple, linker in linkers.items():
+        if f"--triple {triple}" in line and shutil.which(linker) is None:
+            pytest.skip(f"needs {linker}")
     if "completion" in line:
         pytest.importorskip("shtab")
     words = shlex.split(line.partition(" > ")[0])

@@ -77,7 +77,7 @@ EPILOG = examples(
         "graphc compile model.onnx --triple aarch64-linux-gnu --mcpu cortex-a76 -o model.so",
         "for Arm",
     ),
-    ("graphc compile model.onnx --triple wasm32 -o web/model.wasm", "for browsers and Node.js"),
+    ("graphc compile model.onnx --triple wasm32 -o model.wasm", "for browsers and Node.js"),
     ("graphc compile model.onnx -o model.gcm --dim batch=1..8", "for graphc.load and graphc run"),
     ("graphc compile model.onnx --target c -o firmware/model", "C99 for a microcontroller"),
     ("graphc compile model.onnx --target c --cpu cortex-m55 -o firmware", "with its vectors"),
