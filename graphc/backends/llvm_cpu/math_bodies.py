@@ -46,8 +46,8 @@ def _series(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 def _signed(size: Expr, x: Expr) -> Expr:
     """A size with the sign of x, also that of -0.0."""
-    sign = bitcast(x, i64) & _i(i64.min)
-    return bitcast((bitcast(size, i64) & _i(i64.max)) | sign, f64)
+    sign = bitcast(x, i64) & _i(int(i64.min))
+    return bitcast((bitcast(size, i64) & _i(int(i64.max))) | sign, f64)
 
 
 def _sqrt(x: Expr) -> Expr:
@@ -172,7 +172,8 @@ def atanh(x: Expr) -> Expr:
 def erf(x: Expr) -> Expr:
     size = absolute(x)
     y = select(size > 6.0, _f(6.0), size)
-    z, small = y * y, _f(1.0)
+    z = y * y
+    small: Expr = _f(1.0)
     for k in range(60, 0, -1):
         small = z * (2.0 / (2 * k + 1)) * small + 1.0
     fraction: Expr = y
