@@ -15,8 +15,8 @@ from graphc.targets.training import Trains
 from graphc.targets.tuned import Tuned
 
 if TYPE_CHECKING:
-    from graphc.backends.tuning import Measure
     from graphc.backends.llvm_cpu.target import CpuTarget
+    from graphc.backends.tuning import Measure
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Machine
     from graphc.ir.program import Program

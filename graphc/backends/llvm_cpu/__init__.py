@@ -1,1 +1,1 @@
-"""This machine's CPU, through LLVM."""
+"""CPUs, through LLVM: this machine's, and others (docs/cross.md)."""
