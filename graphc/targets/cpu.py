@@ -243,7 +243,7 @@ class Cpu(Rounding, Tuned, Trains):
                 f"-o {path}: dimensions are open, and there is no program for all sizes ({why}); "
                 "fix them with --dim or --shape"
             )
-        return [info.run for info in made]
+        return [info.run for info in made if info.run is not None]
 
     def _refuse_parts(self, job: Job, path: Path) -> NoReturn:
         job.program()  # its refusal names the node that needs the host

@@ -55,7 +55,7 @@ def build(
     with tempfile.TemporaryDirectory(prefix="graphc-") as folder:
         made = _linked(data, path, interface, platform, Path(folder))
         with atomic(path) as whole:
-            write_bytes(whole, made)
+            write_bytes(whole, memoryview(made))
     for name, text in beside.items():
         stamped = text if provenance is None else provenance.stamped(name, text)
         (path.parent / name).parent.mkdir(exist_ok=True)
@@ -92,7 +92,7 @@ def _linked(
     if path.suffix in OBJECTS:
         return data
     part, output = folder / "model.o", folder / path.name
-    write_bytes(part, data)
+    write_bytes(part, memoryview(data))
     if path.suffix == ".wasm":
         link_wasm([part], output, interface.exports)
     else:

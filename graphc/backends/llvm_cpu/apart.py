@@ -141,7 +141,7 @@ class ApartModel:
         around = runner_ir(self.image, weights.offsets, self.platform)
         code = llvm_text(self.program, self.target)
         data = object_of(code, around, weights, EXPORTS, self.target, self.platform)
-        write_bytes(part, data)
+        write_bytes(part, memoryview(data))
         if self._is_wasm:
             link_wasm([part], output, EXPORTS[1:])
         else:

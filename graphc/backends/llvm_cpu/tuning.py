@@ -20,7 +20,7 @@ import numpy as np
 
 from graphc.backends.llvm_cpu.codegen import compile_program
 from graphc.backends.llvm_cpu.runtime import NativeModel
-from graphc.backends.llvm_cpu.target import HostTarget, host_target
+from graphc.backends.llvm_cpu.target import CpuTarget, host_target
 from graphc.backends.tuning import contents, program_alone
 from graphc.ir.alignment import empty_aligned
 from graphc.ir.kernel import Kernel
@@ -35,7 +35,7 @@ LARGEST = 1 << 28  # bytes of operands, beyond which nothing is measured
 OTHER = 2  # times the second level of cache: memory that is read in between
 
 
-def machine_name(host: HostTarget | None = None) -> str:
+def machine_name(host: CpuTarget | None = None) -> str:
     """What schedules depend on of a machine: its CPU, vectors and second level of cache."""
     host = host or host_target()
     return f"{host.arch} {host.cpu}, {host.vector_bits} bits, {host.l2_bytes >> 10} KiB"
