@@ -46,7 +46,10 @@ of matrix cores for kernels that use them) are known; --accesses then runs some 
 kernel in the simulator and lists the cost of their accesses: bytes that are moved and not used, how
 far the accesses of a warp are coalesced (the fewest sectors of global memory they need, of those
 they touch), and bank conflicts (the wavefronts of shared memory they need beyond the fewest), with
-the worst accesses one by one.
+the worst accesses one by one. --machine-code compiles the kernels and lists, of each, registers,
+spills, shared memory, occupancy, instructions for each product of matrix cores, barriers and the
+width of accesses, and predicts its time and what bounds it, from its machine code and one block in
+the PTX machine; no GPU is needed.
 
 Of a .gcm file it lists the contents, and checks every byte against its digest, without running or
 loading any code. A .gcm holds native code: load it only if you trust its author."""
@@ -60,6 +63,7 @@ EPILOG = examples(
     ("graphc inspect model.onnx --target c --chip stm32l4r5", "its time there, by layer"),
     ("graphc inspect model.onnx --target c --cpu cortex-m7 --mhz 480 --json", "as data"),
     ("graphc inspect model.onnx --target cuda --accesses", "which kernels read memory badly"),
+    ("graphc inspect model.onnx --target cuda --arch sm_90a --machine-code", "what kernels take"),
     ("graphc inspect model.onnx --target c --svg arena.svg", "a picture of memory over time"),
     ("graphc inspect model.gcm", "the contents of a compiled model, and its CPU"),
 )

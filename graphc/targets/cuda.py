@@ -15,7 +15,9 @@ from graphc.targets.base import Job, Rounding, Target, option, register_target
 from graphc.targets.tuned import Tuned
 
 if TYPE_CHECKING:
+    from graphc.backends.cuda.prediction.report import Inspected
     from graphc.backends.cuda.runtime import Driver
+    from graphc.backends.cuda.tuning import Timing
     from graphc.backends.tuning import Measure
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Machine
@@ -66,6 +68,12 @@ class Cuda(Rounding, Tuned):
         commands=("inspect",),
     )  # fmt: skip
 
+    machine_code: bool = option(
+        False, "what nvcc or NVRTC makes of a GPU's kernels for the first --arch: registers, "
+        "spills, shared memory, instructions, and the time that is predicted of them", type=bool,
+        what="true or false", commands=("inspect",),
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.simulate, str):
@@ -92,29 +100,24 @@ class Cuda(Rounding, Tuned):
     @cached_property
     def _planned(self) -> str:
         """The architectures that kernels are planned for."""
-        from graphc.backends.cuda.gpu import with_own_features
         from graphc.backends.cuda.machines import DEFAULT_ARCH
 
         if self.arch or not self.tune:
             return self.arch or DEFAULT_ARCH
-        return with_own_features(self._tuned.arch)
+        return self._timing.arch
 
     def tuned_machine(self) -> str:
-        from graphc.backends.cuda.tuning import machine_name
-
-        return machine_name(self._tuned)
+        return self._timing.machine
 
     def measured(self) -> Measure:
-        from graphc.backends.cuda.tuning import measure
-
-        return measure(self._tuned)
+        return self._timing.measure
 
     @cached_property
-    def _tuned(self) -> Driver:
-        """The GPU that tiles are measured on."""
-        from graphc.backends.cuda.tuning import tuned_device
+    def _timing(self) -> Timing:
+        """What tells times of kernels with several tiles."""
+        from graphc.backends.cuda.tuning import timing_for
 
-        return tuned_device(self.device, self.arch)
+        return timing_for(self.device, self.arch)
 
     @cached_property
     def gpu(self) -> Driver:
@@ -137,6 +140,32 @@ class Cuda(Rounding, Tuned):
         return self if self.simulate else Text(**given)
 
     def inspected(self, job: Job, program: Program, rows: int | None) -> str:
+        from graphc.backends.cuda.prediction.report import text
+
+        told = [self._accesses(job, program, rows)]
+        if self.machine_code:
+            told.append(text(self._machine_code(job, program), self._first_arch, rows))
+        return "\n\n".join(part for part in told if part)
+
+    def inspected_data(self, job: Job, program: Program) -> dict[str, Any]:
+        from graphc.backends.cuda.prediction.report import data
+
+        if not self.machine_code:
+            return {}
+        return {"machine_code": data(self._machine_code(job, program))}
+
+    @property
+    def _first_arch(self) -> str:
+        return self._planned.split(",")[0]
+
+    def _machine_code(self, job: Job, program: Program) -> list[Inspected]:
+        from graphc.backends.cuda import emit
+        from graphc.backends.cuda.prediction.report import inspected
+
+        with job.busy("predicting times"):
+            return inspected(emit(program), self._first_arch)
+
+    def _accesses(self, job: Job, program: Program, rows: int | None) -> str:
         """What accesses cost, counted in the simulator on random inputs."""
         from graphc.backends.cuda import emit
         from graphc.backends.cuda.simulator.accesses import accesses
@@ -186,7 +215,7 @@ class Cuda(Rounding, Tuned):
         if self.simulate == PTX:
             from graphc.backends.cuda.ptx import run_ptx
 
-            return run_ptx(emit(program), self._planned.split(",")[0])
+            return run_ptx(emit(program), self._first_arch)
         if self.simulate:
             from graphc.backends.cuda.simulator import simulate
 

@@ -11,6 +11,7 @@ import pytest
 
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.nvcc import architectures, find_nvcc
+from graphc.backends.cuda.prediction.sass import find_nvdisasm
 from graphc.backends.cuda.simulator.profile import profile
 from graphc.driver import program_for
 from graphc.ir.graph import Graph
@@ -21,6 +22,7 @@ from graphc.passes.specialise import specialise
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
+needs_nvdisasm = pytest.mark.skipif(find_nvdisasm() is None, reason="needs nvdisasm")
 
 BRANCHES = """graph @branches(%x: f32[20,37]) -> (?, ?, ?) {
   const %a : f32[37,30] = random(seed=1)

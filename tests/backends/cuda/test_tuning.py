@@ -4,8 +4,9 @@ import re
 
 import numpy as np
 import pytest
-from cuda_programs import graph_of, needs_compiler
+from cuda_programs import graph_of, needs_compiler, needs_nvcc, needs_nvdisasm
 from fake_driver import FakeDriver
+from ptx_texts import needs_c
 
 from graphc.backends import tuning as choices
 from graphc.backends.cache import DiskCache
@@ -14,7 +15,7 @@ from graphc.backends.cuda.runtime.driver import DriverMissing
 from graphc.backends.cuda.simulator import simulate
 from graphc.backends.cuda.strategies import strategies
 from graphc.driver import program_for
-from graphc.errors import ModelError, UnsupportedError
+from graphc.errors import ModelError, ModelWarning, UnsupportedError
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
 
@@ -97,8 +98,33 @@ def test_without_a_gpu_it_is_said(monkeypatch):
         raise DriverMissing("no GPU can be used: none")
 
     monkeypatch.setattr("graphc.backends.cuda.gpu.open_driver", missing)
+    monkeypatch.setattr(tuning, "find_nvdisasm", lambda: None)
     with pytest.raises(UnsupportedError, match="no GPU can be used"):
         program_for(graph_of(PRODUCT), "cuda", tune=True)
+
+
+@needs_c
+@needs_nvcc
+@needs_nvdisasm
+def test_without_a_gpu_times_are_predicted(monkeypatch, tmp_path):
+    def missing(ordinal):
+        raise DriverMissing("no GPU can be used: none")
+
+    monkeypatch.setattr("graphc.backends.cuda.gpu.open_driver", missing)
+    with pytest.warns(ModelWarning, match="sm_90 are chosen by predicted.*no GPU can"):
+        timing = tuning.timing_for(0, "sm_90,sm_80")
+    assert timing.arch == "sm_90" and "predicted" in timing.machine
+    monkeypatch.setattr(choices, "TRIED", 2)
+    seen = []
+
+    def measure(candidates):
+        seen.append(timing.measure(candidates))
+        return seen[-1]
+
+    tuner = choices.Tuner(timing.machine, measure, DiskCache(tmp_path))
+    lower(graph_of(PRODUCT), strategies("sm_90", tuner.choose))
+    ((first, second),) = seen
+    assert 1e-3 < first < 1 and 1e-3 < second < 1
 
 
 def test_tiles_are_measured_where_they_run(monkeypatch):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from graphc.backends.cuda.ptx.operations import BITS, NUMBERS, OPERATIONS
 
 LANES = 32
@@ -34,6 +36,7 @@ FIXED = {"WARP_SZ": 32} | {
 }  # fmt: skip
 AUX = 8
 FIELDS = 11  # of an instruction before `aux`
+LINE = 7  # of these, which has the line of PTX
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,11 @@ class Code:
     count: int = 0
     targets: dict[int, str] = field(default_factory=dict)
     ends: dict[int, bool] = field(default_factory=dict)
+
+    def line_of_each(self) -> np.ndarray:
+        """The line of PTX that each instruction comes from."""
+        width = FIELDS + AUX
+        return np.array(self.words[LINE::width], np.int64)
 
 
 class Assembler:

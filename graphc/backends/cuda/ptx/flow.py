@@ -24,14 +24,15 @@ def joins(count: int, targets: Mapping[int, int], ends: Mapping[int, bool]) -> d
         found += [number.get(targets[last], end)] if last in targets else []
         found += [end] if last in ends and last not in targets else []
         followers.append(found)
-    parents = _post_dominators(followers, end)
+    parents = post_dominators(followers, end)
     block_of = dict(zip(lasts, range(len(lasts))))
     places = {branch: parents[block_of[branch]] for branch in targets}
     return {b: -1 if p is None or p == end else firsts[p] for b, p in places.items()}
 
 
-def _post_dominators(followers: Sequence[Sequence[int]], end: int) -> list[int | None]:
-    """The immediate post-dominator of each block, by Cooper, Harvey and Kennedy."""
+def post_dominators(followers: Sequence[Sequence[int]], end: int) -> list[int | None]:
+    """The immediate post-dominator of each block, by Cooper, Harvey and Kennedy; None of those from
+    which nothing leads to the end. Of a reversed graph these are immediate dominators."""
     before: list[list[int]] = [[] for _ in range(end + 1)]
     for block, after in enumerate(followers):
         for follower in after:

@@ -29,6 +29,7 @@ REGION_BITS = 40  # of an address, below the number of its region
 PLACE = 256  # the low bits of an address are those that it has on a device
 MESSAGE = 1024
 BUDGET = 1 << 30  # instructions of a block
+COUNTED = ("executions", "sectors", "first_sectors", "wavefronts", "least_wavefronts")
 LATEST = 1 << 20  # the clock starts anew once it is so late
 
 
@@ -64,10 +65,12 @@ class Buffer:
 
 
 class PtxKernels:
-    """The kernels of a PTX text."""
+    """The kernels of a PTX text. `counting`: `counts` then has, for every kernel that was run, what
+    each of its instructions did (COUNTED, see machine/traffic.h)."""
 
-    def __init__(self, text: str, budget: int = BUDGET):
+    def __init__(self, text: str, budget: int = BUDGET, counting: bool = False):
         self.module = Module(text)
+        self.counts: dict[str, np.ndarray] | None = {} if counting else None
         self.budget = budget
         self._codes: dict[str, _Ready] = {}
         self._clock: np.ndarray = np.zeros(1, np.uint32)
@@ -102,6 +105,18 @@ class PtxKernels:
             self._codes[name] = _Ready(self.module, name)
         return self._codes[name]
 
+    def code_of(self, name: str) -> Code:
+        """The code of a kernel."""
+        return self._ready(name).code
+
+    def _counts_of(self, ready: _Ready) -> int | None:
+        """Where the machine counts what a kernel does: rows of COUNTED for each instruction."""
+        if self.counts is None:
+            return None
+        code = ready.code
+        zeros = np.zeros((code.count, len(COUNTED)), np.int64)
+        return self.counts.setdefault(code.name, zeros).ctypes.data
+
     def _reset_clock(self, buffers: Sequence[Buffer]) -> None:
         known = {id(m) for m in self._marked}
         self._marked += [b.memory for b in buffers if id(b.memory) not in known]
@@ -129,8 +144,9 @@ class PtxKernels:
         launch = Launch(
             *(a.ctypes.data for a in ready.arrays), params.ctypes.data,
             ctypes.addressof(listed), chosen.ctypes.data, self._clock.ctypes.data,
-            ctypes.addressof(message), code.count, len(code.file), len(code.defined),
-            len(code.specials) // 2, len(packed), len(regions), len(chosen), MESSAGE,
+            ctypes.addressof(message), self._counts_of(ready), code.count, len(code.file),
+            len(code.defined), len(code.specials) // 2, len(packed), len(regions), len(chosen),
+            MESSAGE,
             max(code.shared, code.dynamic + shared if code.dynamic >= 0 else 0), code.local,
             threads, grid, order, _shift(code.shared_width), _shift(code.global_width),
             self.budget, int(code.has_products),

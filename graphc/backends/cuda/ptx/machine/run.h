@@ -192,6 +192,7 @@ static void run_warp(Machine *m, Warp *w)
                                   (long long)launch->budget);
         const uint32_t mask = guarded(m, w, i, path->mask);
         if (i->aligned) check_converged(m, w, i, path->mask, mask);
+        if (launch->counts) count(m, w, i, o, mask);
         if (mask == 0) { NEXT; }
         uint32_t found = ALL_LANES;
         if (i->op >= FIRST_TOLERANT) found = known_result(w, i, o);
@@ -270,6 +271,7 @@ static void start_block(Machine *m)
     memset(m->bars, 0, sizeof m->bars);
     m->block_first = ++*k->clock;
     m->left = k->budget;
+    if (k->counts) forget_sectors(m);
     for (int n = 0; n < m->warps; ++n) {
         Warp *w = &m->warp[n];
         const int64_t threads = k->threads - n * LANES;
@@ -320,6 +322,7 @@ static void allocate(Machine *m)
     const Launch *k = m->launch;
     const int64_t pieces = (k->shared_bytes >> k->shared_shift) + 1;
     m->shared = zeroed(m, k->shared_bytes, 1);
+    if (k->counts) m->touched = zeroed(m, 1, sizeof *m->touched);
     m->writer = zeroed(m, pieces, 4), m->reader = zeroed(m, pieces, 4);
     m->fences = zeroed(m, pieces, 4), m->async_reads = zeroed(m, pieces, 2);
     for (int n = 0; n < m->warps; ++n) {
@@ -336,6 +339,7 @@ static void allocate(Machine *m)
 static void release_memory(Machine *m)
 {
     free(m->shared), free(m->writer), free(m->reader), free(m->fences), free(m->async_reads);
+    if (m->touched) free(m->touched->entries), free(m->touched);
     for (int n = 0; n < MOST_WARPS; ++n) {
         Warp *w = &m->warp[n];
         free(w->file), free(w->defined), free(w->busy), free(w->changed), free(w->local);

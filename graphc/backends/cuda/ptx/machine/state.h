@@ -39,11 +39,13 @@ typedef struct {
     const int64_t *blocks;
     uint32_t *clock;
     char *message;
+    void *counts;  // of every instruction (traffic.h), or NULL
     int64_t count, file_bytes, registers, special_count, param_bytes, region_count, block_count;
     int64_t message_bytes, shared_bytes, local_bytes, threads, grid, order, shared_shift;
     int64_t global_shift, budget, has_products;
 } Launch;
 
+struct Sectors;
 typedef struct { int32_t pc, join; uint32_t mask; } Path;
 typedef struct { uint32_t lane, place, size, group, got; uint8_t data[16]; } Copy;
 typedef struct { const Instruction *insn; uint64_t a, b; int32_t group, adds; } Product;
@@ -85,6 +87,7 @@ typedef struct {
     Product *log[MOST_WARPS / 4];
     int64_t log_count[MOST_WARPS / 4], log_room[MOST_WARPS / 4];
     int64_t left;  // instructions that the block may still do
+    struct Sectors *touched;  // by the block, where accesses are counted
 } Machine;
 
 static void failed(Machine *m, const Warp *w, const char *format, ...)
