@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 from graphc.backends.cuda.machines import FULL
 from graphc.backends.cuda.steps import LaunchStep
@@ -51,6 +52,19 @@ def schedule(steps: Sequence[LaunchStep]) -> Schedule:
     after = dependencies([_ranges(step) for step in steps])
     small = [largest(step.grid) * step.block < FULL for step in steps]
     return Schedule(after, _streams(after, small))
+
+
+def shuffled(after: Sequence[Sequence[int]], seed: int) -> list[int]:
+    """An order of launches that their dependencies allow, at random."""
+    dice, order, done = Random(seed), list[int](), set[int]()
+    left = list(range(len(after)))
+    while left:
+        ready = [n for n in left if done.issuperset(after[n])]
+        chosen = dice.choice(ready)
+        order.append(chosen)
+        done.add(chosen)
+        left.remove(chosen)
+    return order
 
 
 def one_stream(steps: Sequence[LaunchStep]) -> Schedule:

@@ -2,13 +2,17 @@
 
 import numpy as np
 import pytest
-from cuda_programs import cuda_of, graph_of, inputs_of, needs_nvcc
+from cuda_programs import BRANCHES, cuda_of, graph_of, inputs_of, needs_nvcc
 from ptx_blocks import compared
 from ptx_mutants import MUTATIONS, ORDERING, Subject, sampled
 from ptx_texts import needs_c
 
 import graphc
-from graphc.backends.cuda.ptx import run_ptx
+from graphc.backends.cuda.machine_code import machine_code
+from graphc.backends.cuda.ptx import PtxFault, PtxKernels, run_ptx
+from graphc.backends.cuda.ptx import run as ptx_run
+from graphc.backends.cuda.ptx.run import PtxRun
+from graphc.backends.cuda.schedule import Schedule
 from graphc.errors import ModelError
 from graphc.ir.interp import interpret
 
@@ -80,3 +84,38 @@ def test_what_orders_copies_and_products_is_needed(name):
     subject = Subject(name)
     survived = [m.kind for m in sampled(subject, 99, ORDERING) if not subject.caught(m)]
     assert survived in ([], ["commit of copies removed"])
+
+
+def test_launches_come_in_orders_that_dependencies_allow():
+    source = cuda_of(BRANCHES)
+    inputs = inputs_of(source.program)
+    wanted, orders = interpret(graph_of(BRANCHES), inputs), set()
+    kernels = PtxKernels(machine_code(source.text, "sm_80", "ptx").decode())
+    for seed in range(4):
+        run = Ordered(source, kernels, inputs, seed)
+        for a, b in zip(run.outputs(), wanted):
+            np.testing.assert_allclose(a, b, 1e-4, 1e-5 * max(np.ptp(b), 1e-9))
+        orders.add(tuple(run.started))
+    assert len(orders) > 1
+
+
+def test_a_dependency_that_is_missing_is_noticed(monkeypatch):
+    source = cuda_of(BRANCHES)
+    inputs = inputs_of(source.program)
+    none = Schedule(((),) * len(source.steps), (0,) * len(source.steps))
+    monkeypatch.setattr(ptx_run, "schedule", lambda steps: none)
+    with pytest.raises(PtxFault, match="which was never written"):
+        for seed in range(4):
+            run_ptx(source, "sm_80", seed)(inputs)
+
+
+class Ordered(PtxRun):
+    """A run that notes in which order launches come."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.started = []
+
+    def start(self, step, further=()):
+        self.started.append(step.function)
+        super().start(step, further)

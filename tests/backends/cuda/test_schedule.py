@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cuda_programs import BRANCHES, cuda_of
 
-from graphc.backends.cuda.schedule import MAX_STREAMS, dependencies, schedule
+from graphc.backends.cuda.schedule import MAX_STREAMS, dependencies, schedule, shuffled
 
 
 def touches(*ranges: tuple[int, int, bool]) -> list:
@@ -53,3 +53,14 @@ def test_a_chain_stays_on_one_stream():
     planned = schedule(source.steps)
     assert planned.count == 1
     assert planned.after == tuple((n - 1,) if n else () for n in range(len(source.steps)))
+
+
+def test_orders_that_dependencies_allow():
+    after = ((), (), (0,), (1,), (2, 3), ())
+    orders = {tuple(shuffled(after, seed)) for seed in range(50)}
+    assert len(orders) > 10 and all(sorted(order) == [*range(6)] for order in orders)
+    for order in orders:
+        assert all(
+            order.index(n) > order.index(m) for n, before in enumerate(after) for m in before
+        )
+    assert shuffled(after, 3) == shuffled(after, 3)

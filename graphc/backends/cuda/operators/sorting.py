@@ -156,6 +156,8 @@ def _sort(
                     k.store(buffer, slot, value)
 
         _fill(k, g, block, held, _last(what))
+        if across:  # else a thread loads the slots that it has filled
+            k.emit(Barrier())
         each(block.size, load)
         k.emit(Barrier())
         _network(k, g, block, held, what)
@@ -166,7 +168,6 @@ def _fill(k: Collectives, g: Grid, block: _Block, held: tuple[Buffer, ...], item
     with g.shares(block.slots, "unroll") as slot:
         for buffer, value in zip(held, item):
             k.store(buffer, slot, value)
-    k.emit(Barrier())
 
 
 def _each(

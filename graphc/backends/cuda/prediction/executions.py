@@ -24,7 +24,7 @@ def executions(sass: Sass, sample: Sample) -> dict[int, float]:
     static: dict[int, Counter[str]] = {place: Counter() for place in (*range(loops), OUTSIDE)}
     for instruction, place in zip(sass.instructions, sass.places):
         kind = kind_of_sass(instruction)
-        if kind in sample.executions and place in static:
+        if kind is not None and kind in sample.executions and place in static:
             static[place][kind] += 1
     known = {kind for kinds in static.values() for kind in kinds}
     kinds = sorted(k for k, n in sample.executions.items() if n and k in known)

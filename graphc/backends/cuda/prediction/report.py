@@ -85,7 +85,7 @@ def text(kernels: Sequence[Inspected], arch: str, top: int | None = None) -> str
         f"launches, predicted to take {duration(total)} on {gpu.gpu}; "
         f"{sum(k.code.spills > 0 for k in kernels)} kernels use local memory"
     )
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("kernel", "layer", "launches", "registers", "spills", "shared", "occupancy",
          "per product", "barriers", "wide loads", "stores", "waves", "time", "bound")
     ]  # fmt: skip
@@ -99,16 +99,20 @@ def text(kernels: Sequence[Inspected], arch: str, top: int | None = None) -> str
 
 
 def _row(kernel: Inspected) -> tuple[str, ...]:
-    step, code, prediction, sample = kernel.steps[0], kernel.code, kernel.prediction, kernel.sample
+    step, code, sample, prediction = kernel.steps[0], kernel.code, kernel.sample, kernel.prediction
+    if sample is None or prediction is None:
+        told: tuple[str, ...] = ("",) * 7
+    else:
+        told = (
+            f"{sample.barriers:.3g}", _percent(prediction.wide_loads),
+            _percent(prediction.wide_stores), _percent(prediction.even),
+            duration(prediction.seconds), prediction.bound, _percent(prediction.occupancy),
+        )  # fmt: skip
+    *measured, occupancy = told
     return (
         step.function, layers(step.nodes), str(len(kernel.steps)), str(code.registers),
-        str(code.spills), str(code.shared), _percent(prediction and prediction.occupancy),
-        "" if code.per_product is None else f"{code.per_product:.3g}",
-        "" if sample is None else f"{sample.barriers:.3g}",
-        _percent(prediction and prediction.wide_loads),
-        _percent(prediction and prediction.wide_stores),
-        _percent(prediction and prediction.even),
-        duration(prediction.seconds) if prediction else "", prediction.bound if prediction else "",
+        str(code.spills), str(code.shared), occupancy,
+        "" if code.per_product is None else f"{code.per_product:.3g}", *measured,
     )  # fmt: skip
 
 

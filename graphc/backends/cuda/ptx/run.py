@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from graphc.backends.cuda.emit import CudaSource
 from graphc.backends.cuda.hosted import HostedRun, Runner
 from graphc.backends.cuda.machine_code import machine_code
 from graphc.backends.cuda.ptx.kernels import Buffer, Memory, PtxKernels, device_memory
+from graphc.backends.cuda.schedule import schedule, shuffled
 from graphc.backends.cuda.steps import LaunchStep
 from graphc.ir.checks import judged
 from graphc.ir.program import Slot
@@ -40,6 +41,13 @@ class PtxRun(HostedRun):
         self.kernels, self.order = kernels, order
         self.spaces: dict[tuple[str, int], Memory] = {}
         self.blocks: Sequence[int] | None = None  # those of a grid that are run; None: all
+
+    def launch(self, numbers: Sequence[int], known: Mapping[str, int], *further: int) -> None:
+        """Launches in an order that streams could give them: any that dependencies allow, unless
+        all are on one stream since the host does steps between them."""
+        if self.source.flow is None:
+            numbers = shuffled(schedule(self.source.steps).after, self.order)
+        super().launch(numbers, known, *further)
 
     def start(self, step: LaunchStep, further: Sequence[int] = ()) -> None:
         if not step.grid:

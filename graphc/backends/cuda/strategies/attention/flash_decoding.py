@@ -301,19 +301,24 @@ class _FewRows(AttentionBlocks):
 
     def _finish_rows(self) -> None:
         """Row by row: the groups' maxima, totals and sums to shared memory, and from there."""
+        self._finish_row(Const(0, i64))
+        if self.row_part > 1:
+            with self.k.loop(self.row_part - 1, "unroll") as before:
+                self.k.emit(Barrier())
+                self._finish_row(simplify(before + 1))
+
+    def _finish_row(self, i: Expr) -> None:
         k = self.k
-        with k.loop(self.row_part, "unroll") as i:
-            k.emit(Barrier())
-            with k.when(self.lane.eq(0)):
-                k.store(self.group_totals, (self.group, 0), self.largest[i])
-                k.store(self.group_totals, (self.group, 1), self.total[i])
-            with k.loop(self.column_chunks, "unroll") as chunk:
-                start = self._start_of(chunk, self.wide)
-                with k.when(simplify(start < self.v.count)):
-                    self._keep_sums(i, chunk, start)
-            k.emit(Barrier())
-            with strided(k, count(self.v.side), THREADS, self.thread) as column:
-                self._bring_together(i, column)
+        with k.when(self.lane.eq(0)):
+            k.store(self.group_totals, (self.group, 0), self.largest[i])
+            k.store(self.group_totals, (self.group, 1), self.total[i])
+        with k.loop(self.column_chunks, "unroll") as chunk:
+            start = self._start_of(chunk, self.wide)
+            with k.when(simplify(start < self.v.count)):
+                self._keep_sums(i, chunk, start)
+        k.emit(Barrier())
+        with strided(k, count(self.v.side), THREADS, self.thread) as column:
+            self._bring_together(i, column)
 
     def _keep_sums(self, i: Expr, chunk: Expr, start: Expr) -> None:
         """The sums of a chunk of columns to shared memory, 16 bytes at once."""

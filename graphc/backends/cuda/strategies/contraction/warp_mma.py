@@ -84,7 +84,8 @@ class Warps(SlicedContraction):
             if step == 0:
                 with self.coming(simplify(slice + self.tile.ahead), self.slices) as coming:
                     self.fetch(coming)
-                k.emit(Intrin("commit_copies", ()))
+                with k.when(slice < self.slices - 1):  # else nothing waits for them
+                    k.emit(Intrin("commit_copies", ()))
             self._multiply(step % 2)
 
     def _load(self, stage: Expr, step: int) -> None:
