@@ -80,7 +80,7 @@ SUBJECTS = {
     "mma f16": (PRODUCT, "f32"), "mma bf16": (FLOATS, "bf16"), "mma tf32": (FLOATS, "tf32"),
     "mma s8": (BYTES, "f32"), "convolution": (CONVOLUTION, "f32"), "tiles": (FLOATS, "f32"),
     "attention": (attention_of("f16", 2, 40, 70, 32), "f32"), "rows": (ROWS, "f32"),
-    "decoding": (attention_of("f32", 2, 1, 125, 32), "f32"), "windows": (WINDOWS, "f32"),
+    "decoding": (attention_of("f32", 2, 1, 301, 32), "f32"), "windows": (WINDOWS, "f32"),
     "sorting": (SORTED, "f32"),
     **{name: (text, "f32") for name, text in GROUPS.items()}, "wgmma held": (FLOATS, "tf32"),
 }  # fmt: skip
@@ -89,6 +89,24 @@ TILES = {
     "wgmma across": GroupTile(128, 128, 64, 128, 32, 4),
 }
 TILE = GroupTile(64, 64, 64, 64, 32, 4)
+EXPLAINED = (
+    ("wgmma", "fence of products removed",
+     "needed before the first product alone: the ISA orders products of the same sums"),
+    ("wgmma", "commit of products removed|wait for products removed|wait for one product fewer",
+     "the last slices overwrite no stage, and the wait for all products follows"),
+    ("wgmma", "commit of copies removed",
+     "the groups of the last slices are empty, and no wait follows the last one"),
+    ("wgmma$", "leading offset of a descriptor", "64 columns have no second line"),
+    ("decoding", "guard negated|branch removed|equality turned over|mask of an index",
+     "all lanes of a group hold the same maximum and total: any may store them, or several"),
+    ("convolution|attention", "copy of all that is asked",
+     "what is not there is read from the first element, for sums that are masked or not stored"),
+    ("sorting", "store removed", "a slot is filled, and then loaded all the same"),
+    ("sorting", "bits of a descriptor's address|equality turned over",
+     "which of two slots is taken first serves bank conflicts alone"),
+)  # fmt: skip
+"""Why errors of some kinds may survive in some subjects (patterns of both): where they stand, they
+change nothing. Others of the same kinds are caught, which the tests of single subjects hold."""
 BUDGET = 1 << 19  # instructions of a block
 NARROW, WIDE = 2e-3, 1e-5  # differences of results, relative to their range, that tests allow
 SEED = 7
@@ -163,6 +181,15 @@ def _source(name: str, text: str, precision: str) -> CudaSource:
     return emit(lower(graph, [lambda c: lower_matrix_cores(c, hopper, tile), *known]))
 
 
+def explanation(mutant: Mutant) -> str:
+    """Why a mutant may survive; nothing if no reason is known."""
+    reasons = (
+        why for subject, kind, why in EXPLAINED
+        if re.match(subject, mutant.subject) and re.fullmatch(kind, mutant.kind)
+    )  # fmt: skip
+    return next(reasons, "")
+
+
 def sampled(subject: Subject, each: int, mutations: Sequence[Mutation] = MUTATIONS) -> list[Mutant]:
     """Mutants of a subject: of each kind at most so many, the same in every run."""
     chosen: list[Mutant] = []
@@ -191,13 +218,14 @@ def main() -> int:
             if not subject.caught(mutant):
                 survivors.append(mutant)
                 text = re.sub(r"\s+", " ", f"{mutant.before} -> {mutant.after}")
-                print(f"survived: {name}, line {mutant.line + 1}, {mutant.kind}: {text[:230]}",
-                      flush=True)  # fmt: skip
+                print(f"survived: {name}, line {mutant.line + 1}, {mutant.kind}: {text[:230]}; "
+                      f"{explanation(mutant) or 'unexplained'}", flush=True)  # fmt: skip
         print(f"{name}: {sum(planted.values())} planted so far", flush=True)
     total = sum(planted.values())
+    open_ones = sum(not explanation(mutant) for mutant in survivors)
     print(f"{total} errors of {len(planted)} kinds planted, {len(survivors)} survived "
-          f"({len(survivors) / max(total, 1):.1%})")  # fmt: skip
-    return 0
+          f"({len(survivors) / max(total, 1):.1%}), {open_ones} of them unexplained")  # fmt: skip
+    return int(open_ones > 0)
 
 
 if __name__ == "__main__":
