@@ -28,10 +28,13 @@ class DataParallel:
 
     The gradients are those of the whole batch, whatever the sizes of the parts, if the loss is a
     mean over samples. Each BatchNormalization uses the statistics of its own part; running ones are
-    averaged. `timeout` are the seconds after which a process that does not answer is given up.
+    averaged. `timeout` are the seconds after which a process that does not answer is given up,
+    `meeting` those in which all must have started.
     """
 
-    def __init__(self, step: Step, bucket: int = BUCKET, timeout: float = 300.0):
+    def __init__(
+        self, step: Step, bucket: int = BUCKET, timeout: float = 300.0, meeting: float = 120.0
+    ):
         try:
             import torch
             import torch.distributed as distributed
@@ -43,14 +46,32 @@ class DataParallel:
             if missing:
                 raise ModelError(f"{missing[0]} is not set: start the program by torchrun")
             with self._told():
-                limit = datetime.timedelta(seconds=timeout)
-                distributed.init_process_group("gloo", timeout=limit)
+                self._meet(*(datetime.timedelta(seconds=x) for x in (meeting, timeout)))
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         state = {name: array.copy() for name, array in step.everything().items()}
         for array in state.values():
             with self._told():
                 distributed.broadcast(torch.from_numpy(array), 0)
         step.restore(state)
+
+    def _meet(self, meeting: datetime.timedelta, timeout: datetime.timedelta) -> None:
+        """Waits for all processes, and then connects them."""
+        from torch.distributed.rendezvous import rendezvous
+
+        try:
+            store, rank, size = next(rendezvous("env://", timeout=meeting))
+            names = [f"graphc/{number}" for number in range(size)]
+            store.set(names[rank], "here")
+            store.wait(names, meeting)
+        except RuntimeError as error:
+            raise ModelError(
+                f"not all of {os.environ.get('WORLD_SIZE', 'the')} processes started within "
+                f"{meeting.total_seconds():g} seconds; see why one ended, or give `meeting` more "
+                f"({str(error).strip().splitlines()[0]})"
+            ) from error
+        self.distributed.init_process_group(
+            "gloo", store=store, rank=rank, world_size=size, timeout=timeout
+        )
 
     def __call__(self, batch: Sequence[Any]) -> Result:
         """One step. ModelError if another process has ended: the last checkpoint is then the state

@@ -67,6 +67,12 @@ def test_gradients_are_those_of_the_whole_batch(tmp_path, size):
         np.testing.assert_allclose(found[name], array, atol=1e-4 * max(1, np.abs(array).max()))
 
 
+def test_a_process_that_never_starts_ends_the_others(tmp_path):
+    ends = run(tmp_path, 2, ends_at=-2)
+    assert ends[1][0] == 9
+    assert ends[0][0] == 3 and "not all of 2 processes started within 3" in ends[0][1], ends
+
+
 def test_a_process_that_ends_is_told_and_leaves_the_checkpoint(tmp_path):
     ends = run(tmp_path, 2, ends_at=2)
     assert ends[1][0] == 9
