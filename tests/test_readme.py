@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from graphc.cli import main
@@ -29,6 +30,10 @@ def folder(tmp_path, monkeypatch):
         named = re.match(r"# (\w+\.py)\n", block)
         if named:
             (tmp_path / named[1]).write_text(block)
+    with np.load(ROOT / "models" / "digits_samples.npz") as samples:
+        images, labels = samples["images"][:32], samples["labels"][:32]
+    np.savez(tmp_path / "calib.npz", image=images)
+    np.savez(tmp_path / "train.npz", image=images, label=labels)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
