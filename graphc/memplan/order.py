@@ -16,12 +16,14 @@ segments that need it.  Everything is deterministic: budgets count `advance` eva
 4. *Beam and windows.*  Where the exact search runs out of budget, a beam search over the same
    states (width 1 is greedy list scheduling), then exact search over sliding windows of its
    result.
+5. *Early and late.*  Where nothing is proven, an order that frees memory early is tried as well,
+   and of the best one, steps whose results are live at the peak but not needed there are put off.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from graphc.memplan.problem import Request, Step
 from graphc.memplan.steps import StepGraph, bits, step_graph
@@ -38,6 +40,12 @@ GREEDY_WORK = 100_000
 
 AHEAD = 24
 """Steps that run at once to free memory."""
+
+LATE_WORK = 100_000
+"""Evaluations spent on putting off steps whose results are not needed where the peak is."""
+
+LARGEST = 8
+"""Results at the peak whose steps are tried."""
 
 WINDOW = 14
 """Steps in a window of the local improvement."""
@@ -95,16 +103,16 @@ def best_order(
         allowance.left -= before - max(0, share.left)
         done, live = _run(graph, segment, done, live)
     peak = max(path.peak for path in paths)
+    kept = [o if o.peak <= peak else p for o, p in zip(originals, paths, strict=True)]
+    order = tuple(step for path in kept for step in path.order)
     if not all(path.proven for path in paths):
-        order = _freeing_first(graph)
-        freeing = graph.peak_of(order)
-        if freeing < min(peak, given_peak):
-            return Ordering(order, freeing, given_peak, freeing <= floor)
+        early = min(given, order, _freeing_first(graph), key=graph.peak_of)
+        late = _late(graph, early)
+        lowest = graph.peak_of(late)
+        return Ordering(late, lowest, given_peak, lowest <= floor)
     if peak >= given_peak:
         optimal = any(p.proven and p.peak >= given_peak for p in paths)
         return Ordering(given, given_peak, given_peak, optimal)
-    kept = [o if o.peak <= peak else p for o, p in zip(originals, paths, strict=True)]
-    order = tuple(step for path in kept for step in path.order)
     optimal = peak <= floor or any(p.proven and p.peak == peak for p in paths)
     return Ordering(order, peak, given_peak, optimal)
 
@@ -129,6 +137,47 @@ def _freeing_first(graph: StepGraph) -> tuple[int, ...]:
             chains = (_ending(graph, root, earlier, done, live) for root in roots)
             chain = next(filter(None, chains), [])
     return tuple(order)
+
+
+def _late(graph: StepGraph, order: Sequence[int]) -> tuple[int, ...]:
+    """The order, but what lives at the peak and is not needed there is computed after it, just
+    before it is first read, as long as that lowers the peak."""
+    best, peak = list(order), graph.peak_of(order)
+    for _ in range(LATE_WORK // (LARGEST * len(graph))):
+        moved = next(_later(graph, best, peak), None)
+        if moved is None:
+            break
+        best, peak = moved, graph.peak_of(moved)
+    return tuple(best)
+
+
+def _later(graph: StepGraph, order: list[int], peak: int) -> Iterator[list[int]]:
+    """Orders of a lower peak in which one of the steps before the peak, of those with the largest
+    results, runs right before the first that needs it, or at the end."""
+    place = {step: n for n, step in enumerate(order)}
+    done, live = 0, graph.base
+    for step in order:
+        during, live = graph.advance(done, live, step)
+        if during == peak:
+            break
+        done |= 1 << step
+    top, at_peak = done.bit_count(), set(graph.touched[step])
+    alive = [
+        root for root, users in enumerate(graph.users)
+        if users & done and (users & ~done or graph.late[root]) and root not in at_peak
+        and not graph.early[root]
+    ]  # fmt: skip
+    alive.sort(key=lambda root: -graph.sizes[root])
+    for root in alive[:LARGEST]:
+        made = min(bits(graph.users[root]), key=place.__getitem__)
+        behind = [place[step] for step in bits(graph.after[made])]
+        until = min(behind, default=len(order))
+        if until <= top:
+            continue
+        first = place[made]
+        other = [*order[:first], *order[first + 1 : until], made, *order[until:]]
+        if graph.peak_of(other) < peak:
+            yield other
 
 
 def _ending(graph: StepGraph, root: int, earlier: Sequence[int], done: int, live: int) -> list[int]:

@@ -228,6 +228,29 @@ def plain_schedule(seed: int, count: int) -> tuple[list[Step], list[Request]]:
     return steps, [r for r in requests if not r.alias_of]
 
 
+@pytest.mark.parametrize("budget", [0, 200_000])
+def test_what_is_needed_late_is_computed_late(budget: int) -> None:
+    """A large result beside a chain there and back, which reads what is live at the peak."""
+    depth = 8
+    steps = [Step("f0", (), ("a0",))]
+    steps += [Step(f"f{i}", (f"a{i - 1}",), (f"a{i}",)) for i in range(1, depth)]
+    steps += [
+        Step("loss", (f"a{depth - 1}",), ("g",)),
+        Step("large", ("g",), ("w",)),
+        Step("dx", ("g",), (f"d{depth}",)),
+    ]
+    steps += [Step(f"b{i}", (f"d{i + 1}", f"a{i}"), (f"d{i}",)) for i in reversed(range(depth))]
+    steps.append(Step("use", ("w", "d0"), ("out",)))
+    sizes = {"g": 3, "w": 40, "out": 1}
+    requests = [
+        Request(name, 64 * sizes.get(name, 2), live_out=name == "out")
+        for step in steps for name in step.writes
+    ]  # fmt: skip
+    ordered = best_order(steps, requests, budget)
+    assert ordered.given_peak == 64 * 61 and ordered.peak == 64 * (40 + 3 + 2)
+    assert live_peak([steps[i] for i in ordered.order], requests) == ordered.peak
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_order_is_optimal_on_small_graphs(seed: int) -> None:
     steps, requests = plain_schedule(seed, 6)

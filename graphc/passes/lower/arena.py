@@ -144,9 +144,9 @@ class _Planner:
             return memplan.Request(root, size, pool=AROUND, live_in=True, live_out=True)
         if self.within and not self._is_own(root):
             return memplan.Request(root, size, pool=AROUND, live_in=True, live_out=True)
-        return memplan.Request(
-            root, size, pool=storage.space, live_in=storage.live_in, live_out=storage.live_out
-        )
+        given = storage.space != "arena"  # is there all the time, whatever the order
+        live_in, live_out = storage.live_in or given, storage.live_out or given
+        return memplan.Request(root, size, pool=storage.space, live_in=live_in, live_out=live_out)
 
     def _step(self, number: int, call: AnyCall) -> memplan.Step:
         roots = self.roots
