@@ -38,7 +38,8 @@ def packs_in_blocks(match: Match, plan: TilePlan, options: RegisterTileOptions) 
     size = match.hole.dtype.size
     if points(match.depth) <= 2 * STEPS:
         return False
-    if not panels_of_block(plan, points(match.rows) + plan.row_tile, size):
+    rows = points(match.rows) + points(match.rows[:-1]) * plan.row_tile
+    if not panels_of_block(plan, rows, size):
         return False
     columns = points(match.cols) * points(match.depth) * size
     return columns > options.l2_bytes // PART_FOR_COLUMNS
@@ -55,7 +56,7 @@ def can_pack_in_blocks(match: Match, plan: TilePlan) -> bool:
         return False
     if b.source in match.computation.constants or b.dtype is not match.hole.dtype:
         return False
-    if len(match.cols) != 1 or len(match.depth) != 1 or len(match.rows) > 1:
+    if len(match.cols) != 1 or len(match.depth) != 1:
         return False
     flat = flatten_loads(b, match.shapes)
     assert isinstance(flat, Load)

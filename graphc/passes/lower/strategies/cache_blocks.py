@@ -61,7 +61,7 @@ def fitted_blocks(
     if e.plan.in_blocks:
         while right > 1 and outer * -(-columns.count // right) < loops.pieces:
             right = -(-right // 2)
-        return Blocks(max(x.count for x in bands), _even(columns.count, right))
+        return Blocks(max(x.count for x in bands) * places, _even(columns.count, right))
     count = bands[0].count * places
     down = min(loops.blocks.tiles, count)
     while outer * -(-columns.count // right) * -(-count // down) < loops.pieces:

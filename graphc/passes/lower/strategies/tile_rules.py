@@ -106,7 +106,7 @@ def _in_blocks(e: TileEmitter) -> LoopPlan:
     rows = row_tiles(e.tiled.extent, e.plan.row_tile)
     assert isinstance(columns.count, int) and all(isinstance(x.count, int) for x in rows)
     if e.plan.in_blocks:
-        panels = panels_of_block(e.plan, most(e.tiled.extent), size)
+        panels = panels_of_block(e.plan, most(e.tiled.extent) * points(e.places), size)
         loops = LoopPlan(pieces=PIECES, blocks=Blocks(0, min(panels, columns.count)))
     else:
         fitting = e.options.l2_bytes // PART_FOR_BLOCK // (most(e.plan.depth) * e.plan.panel * size)
