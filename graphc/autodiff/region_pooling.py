@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from graphc.autodiff.values import filled
 from graphc.ir.addresses import flatten_index, unflatten_index
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType, i64
@@ -180,7 +181,7 @@ def pooled(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value
 
 def _added(b: Builder, images: TensorType, places: Value, updates: Value) -> Value:
     """What is added up at places of images, zeros elsewhere."""
-    zeros = b.constant(np.zeros(flat_shape(images.static_shape), images.dtype.np))
+    zeros = filled(b, images.with_shape(flat_shape(images.static_shape)), 0)
     total = b.ScatterND(zeros, places, updates, reduction="add")
     return b.Reshape(total, np.array(images.dims, np.int64))
 

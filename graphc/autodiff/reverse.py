@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from graphc.autodiff.contributions import contributions
 from graphc.autodiff.regions import pulled
 from graphc.autodiff.rules import RULES
-from graphc.autodiff.values import is_float, zeros_like
+from graphc.autodiff.values import added_to_zeros, is_float, zeros_like
 from graphc.autodiff.without import refusal
 from graphc.errors import ModelError
 from graphc.ir.build import Builder
@@ -107,11 +107,16 @@ def _differentiate(
 
 
 def _total(b: Builder, values: list[Value]) -> Value | None:
-    """The sum of the parts of a gradient, which is the one part from then on."""
+    """The sum of the parts of a gradient, which is the one part from then on. Those that a scatter
+    adds to zeros are added to the others where these lie."""
     if not values:
         return None
-    total = values[0]
-    for value in values[1:]:
-        total = b.Add(total, value)
+    total, *rest = sorted(values, key=lambda value: added_to_zeros(value) is not None)
+    for value in rest:
+        scatter = added_to_zeros(value)
+        if scatter is None:
+            total = b.Add(total, value)
+        else:
+            total = b.ScatterND(total, *scatter.inputs[1:], reduction="add")
     values[:] = [total]
     return total

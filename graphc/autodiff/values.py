@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from graphc.ir.build import Builder
-from graphc.ir.expr import Index, as_expr
-from graphc.ir.graph import Region, Value
-from graphc.ir.ops.generic import generic_op
+from graphc.ir.graph import Op, Region, Value
 from graphc.ir.types import TensorType
 
 
@@ -25,14 +21,17 @@ def zeros_like(b: Builder, value: Value) -> Value:
 
 def filled(b: Builder, type: TensorType, number: float) -> Value:
     """A tensor of this type with one number everywhere; its dims may be over sizes."""
-    if type.is_static:
-        return b.constant(np.full(type.static_shape, number, type.dtype.np))
-    space = [Index(f"i{d}", extent) for d, extent in enumerate(type.dims)]
-    return generic_op(b, space, as_expr(number, type.dtype), _no_operand)
+    return b.Expand(b.constant(number, type.dtype), b.dims(type.dims))
 
 
-def _no_operand(source: str) -> Value:
-    raise KeyError(source)
+def added_to_zeros(value: Value) -> Op | None:
+    """The scatter that makes a value by adding to zeros, if one does."""
+    op = value.producer
+    if op is None or op.name != "ScatterND" or op.attrs.get("reduction") != "add":
+        return None
+    fill = op.operand(0).producer
+    number = fill.operand(0).constant if fill is not None and fill.name == "Expand" else None
+    return op if number is not None and not number.any() else None
 
 
 def seeded(

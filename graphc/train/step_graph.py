@@ -18,7 +18,7 @@ from graphc.errors import ModelError
 from graphc.frontend.dsl_tensor import Tensor, apply
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
-from graphc.ir.graph import Graph, Value, clone_graph
+from graphc.ir.graph import Graph, Op, Value, clone_graph
 from graphc.ir.types import TensorType
 from graphc.train.batches import TARGET, Types, typed_for
 from graphc.train.loss_scale import SCALE, SKIPPED, LossScale
@@ -200,10 +200,12 @@ def _updates(
     if recipe.clip_norm is not None:
         slopes = [inlined(b, partial(_clipped, recipe.clip_norm), [g, *norms])[0] for g in slopes]
     update = partial(_update, recipe)
+    waits = bool(scaling) or recipe.clip_norm is not None
     for (name, weight), slope in zip(weights.items(), slopes):
         kept = {f"{slot} of {name}": slot for slot in recipe.optimizer.slots}
         slots = [b.region.add_param(weight.type, title) for title in kept]
-        made = inlined(b, update, [weight, slope, rate, step, *slots])
+        place = b if waits else _behind(b.region, [slope.producer, *weight.users])
+        made = inlined(place, update, [weight, slope, rate, step, *slots])
         if scaling:
             pairs = zip(made, [weight, *slots])
             made = [inlined(b, _chosen, [is_finite, new, old])[0] for new, old in pairs]
@@ -213,6 +215,13 @@ def _updates(
         results += inlined(b, partial(_rescaled, recipe), [is_finite, *scaling.values()])
         names += scaling
     return next(iter(norms), None), names, results
+
+
+def _behind(graph: Graph, ops: Sequence[Op | None]) -> Builder:
+    """Adds ops behind these. There a gradient is read as soon as it is known, which frees its
+    memory, and a parameter is replaced once nothing reads it, so that it may be where it lies."""
+    places = [graph.place(op) for op in ops if op is not None]
+    return Builder(graph, graph.after(graph.ops[max(places)]) if places else None)
 
 
 def _rescaled(recipe: Recipe, is_finite: Tensor, *state: Tensor) -> list[Tensor]:

@@ -150,3 +150,56 @@ def test_limits_that_cannot_be_kept():
         with pytest.raises(ModelError, match="memory must be bytes, or a text such as '2GiB'"):
             train.Step(deep(), memory=wrong)
     assert [parsed(x) for x in ("1.5 KB", "2GiB", 7)] == [1536, 2 << 30, 7]
+
+
+def tied(rows: int = 4096, width: int = 32):
+    """Rows of a table, a layer beside which they are added again, and scores by the same table."""
+    with dsl.building("tied") as g:
+        words = g.input("words", dsl.i64[2, 8])
+        table = dsl.constant(floats(rows, width, scale=0.1), name="table")
+        h = dsl.Gather(table, words)
+        h = h + dsl.Tanh(h @ dsl.constant(floats(width, width, scale=0.3), name="w"))
+        g.output(y=dsl.Reshape(h @ dsl.Transpose(table, perm=[1, 0]), np.array([-1, rows])))
+    return g.graph
+
+
+def program_of_step(graph, batch, loss):
+    step = train.Step(graph, loss, train.AdamW(0.1), train_mode=False, gradient_norm=False)
+    made = step_graph(step.recipe, step.graph, step._batches.types(step._feeds(batch)))
+    return made, program_for(made.graph)
+
+
+WORDS = RNG.integers(0, 4096, (2, 8)), RNG.integers(0, 4096, 16)
+
+
+@pytest.mark.parametrize("case", ["tied", "deep"])
+def test_all_that_a_step_replaces_lies_where_it_was(case):
+    graph, batch, loss = (tied(), WORDS, "cross_entropy") if case == "tied" else (
+        deep(), CASES["deep"][1], "mse"
+    )  # fmt: skip
+    made, program = program_of_step(graph, batch, loss)
+    inputs = [name for name, _ in program.inputs]
+    for name in made.updated:
+        number = len(made.numbers) + made.updated.index(name)
+        assert inputs.index(name) in program.over[number], name
+
+
+def test_parts_of_a_gradient_are_added_up_where_they_lie():
+    _, program = program_of_step(tied(), WORDS, "cross_entropy")
+    table = 4096 * 32 * 4
+    assert sum(array.nbytes for array in program.constants) < table / 4
+    assert program.arena_bytes < 1.9 * table  # the gradient, and scores of 16 words (0.5)
+
+
+def test_the_gradient_of_a_table_that_is_read_twice():
+    torch = pytest.importorskip("torch")
+    step = train.Step(tied(), optimizer=train.SGD(1.0), train_mode=False)
+    before = {name: torch.tensor(a, requires_grad=True) for name, a in step.state_dict().items()}
+    step(WORDS)
+    table, w = before["table"], before["w"]
+    h = table[torch.tensor(WORDS[0])]
+    scores = (h + torch.tanh(h @ w)) @ table.T
+    torch.nn.functional.cross_entropy(scores.reshape(16, -1), torch.tensor(WORDS[1])).backward()
+    for name, after in step.state_dict().items():
+        wanted = (before[name] - before[name].grad).detach().numpy()
+        np.testing.assert_allclose(after, wanted, atol=1e-5)

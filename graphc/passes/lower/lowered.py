@@ -7,7 +7,7 @@ from dataclasses import field
 
 from graphc.ir.addresses import flatten_index
 from graphc.ir.expr import Expr, Load, loads
-from graphc.ir.kernel import Buffer, Kernel
+from graphc.ir.kernel import Alloc, Buffer, For, Kernel, Let, Stmt, Store, buffers_read
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, Output
 from graphc.passes.schedule.steps import Schedule
@@ -67,6 +67,26 @@ def in_place_together(part: Computation) -> list[tuple[str, str]]:
             ):
                 pairs.append((output.buffer.name, buffer.name))
     return pairs
+
+
+def in_place_of_copies(kernel: Kernel) -> list[tuple[str, str]]:
+    """(Output, input) of a kernel that begins by copying an input whole and does not read it again:
+    in the same memory that is no copy, and an operator that changes some elements changes these."""
+    start = [stmt for stmt in kernel.body if not isinstance(stmt, Let | Alloc)]
+    params = {buffer.name: buffer for buffer in kernel.params}
+    stmt: Stmt | None = start[0] if start else None
+    while isinstance(stmt, For) and len(stmt.body) == 1:
+        stmt = stmt.body[0]
+    if not isinstance(stmt, Store) or not isinstance(stmt.value, Load):
+        return []
+    out, into = params.get(stmt.buffer), params.get(stmt.value.source)
+    rest = tuple(other for other in kernel.body if other is not start[0])
+    is_copy = (
+        out is not None and into is not None
+        and (out.shape, out.dtype) == (into.shape, into.dtype)
+        and stmt.index == stmt.value.index and into.name not in buffers_read(rest)
+    )  # fmt: skip
+    return [(stmt.buffer, stmt.value.source)] if is_copy else []
 
 
 def in_place_of_epilogue(

@@ -46,9 +46,9 @@ from graphc.passes.kernel.scratch import with_scratch
 from graphc.passes.kernel.vectorise import in_lanes
 from graphc.passes.lower.arena import Arena, plan_arena
 from graphc.passes.lower.flow import lower_flow
-from graphc.passes.lower.lowered import Lowered
+from graphc.passes.lower.lowered import Lowered, in_place_of_copies
 from graphc.passes.lower.materialise import materialise
-from graphc.passes.lower.overwriting import over_inputs
+from graphc.passes.lower.overwriting import behind_readers, over_inputs
 from graphc.passes.lower.planned import planned_steps
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.state import State, replace_state
@@ -505,6 +505,7 @@ class Lowering:
     def lower_imperative(self, op: Op) -> None:
         """Adds the call of an op that is given as kernel IR."""
         kernel = flat_kernel(imperative_kernel(op, self.wanted.builder))
+        inplace = in_place_of_copies(kernel)
         if self.wanted.vector_bytes:
             kernel = in_lanes(kernel, self.wanted.vector_bytes)
         if self.wanted.in_order:
@@ -518,7 +519,7 @@ class Lowering:
             places[SIZES] = self.true_sizes(kernel.params[-1], op)
         kernel, scratch = with_scratch(without_unread_inputs(kernel))
         places.update((buffer.name, self.storages.temporary(buffer)) for buffer in scratch)
-        self.call(Lowered(kernel, strategy=IMPERATIVE), places, op)
+        self.call(Lowered(kernel, inplace=inplace, strategy=IMPERATIVE), places, op)
 
     def true_sizes(self, buffer: Buffer, op: Op) -> str:
         """Where the true sizes of an op's results go: sizes of the program are read from there, or
@@ -581,6 +582,8 @@ class Lowering:
             else self.copy(value, "arena")
             for position, value in self.state.results.items()
         }  # fmt: skip
+        if stored:
+            self.calls = behind_readers(self.calls, self.storages, "state")
         replace_state(self.state, stored, self.calls, self.storages)
 
     def copy(self, value: Value, space: str, position: int = 0) -> str:
@@ -608,7 +611,10 @@ class Lowering:
 
     def program(self) -> Program:
         """Plans memory; calls become steps."""
-        over = over_inputs(self.calls, self.storages) if self.wanted.updates else {}
+        over: dict[int, tuple[int, ...]] = {}
+        if self.wanted.updates:
+            self.calls = behind_readers(self.calls, self.storages, "input")
+            over = over_inputs(self.calls, self.storages)
         arena = plan_arena(self.calls, self.storages)
         kernels = {k.name: k for k in self.kernels.values()}
         steps, used = planned_steps(arena, self.storages, kernels)
