@@ -40,6 +40,7 @@ from graphc.runtime.readings import Recorder
 from graphc.targets.base import CHECKS, MODES, PREPARING, Build, Target
 
 if TYPE_CHECKING:
+    from graphc.passes.lower.rows.segments import RowPlan
     from graphc.runtime.model_cache import Entry
 
 Pipeline = str | Sequence[Pass]
@@ -253,7 +254,7 @@ def program_for(graph: Graph, target: str | Target = targets.DEFAULT, **options:
 def to_program(graph: Graph, target: Target, settings: Settings) -> Program:
     """As `program_for`, of a target with its options."""
 
-    def lowered(graph: Graph) -> Program:
+    def lowered(graph: Graph, rows: RowPlan | None = None) -> Program:
         if target.control_flow and not graph.is_optimised:
             _bound_loops(graph, settings.max_iterations)
         _check_schedules(graph)
@@ -261,7 +262,7 @@ def to_program(graph: Graph, target: Target, settings: Settings) -> Program:
         for part in (graph, *bodies.values()) if graph.symbols else ():
             check_open(part)
         return lower(
-            graph, target.strategies(), graph.name, target.conventions(),
+            graph, target.strategies(), graph.name, replace(target.conventions(), rows=rows),
             settings.context.journal, bodies,
         )  # fmt: skip
 

@@ -37,7 +37,8 @@ on this machine by the roofline (operations at peak speed, or bytes at full band
 bound; and the memory plan. Open dimensions count as 1. With --specialise any (or auto) and bounds
 for them (--dim seq=1..128) the program for all sizes is listed at its largest sizes, then its
 memory as a function of them, and which programs there are and why. With --target c the steps are
-those of a microcontroller. With --mhz and --cpu, or --chip, its time is told by layer: the code is
+those of a microcontroller, with --ram the fastest that fit, by rows if they have to; --trades shows
+RAM against instructions. With --mhz and --cpu, or --chip, its time is told by layer: the code is
 cross-compiled and run in QEMU, its instructions are counted by class, and their cycles are those of
 the processor; without compiler or emulator it is an estimate from the kernels. Either comes with
 how far off it can be. With --stream they are those of a step over one hop, with what it computes
@@ -60,6 +61,7 @@ EPILOG = examples(
     ("graphc inspect model.onnx --specialise any --dim seq=1..128", "memory at every size"),
     ("graphc inspect model.onnx --machine 50,10", "for 50 GFLOP/s and 10 GB/s"),
     ("graphc inspect model.onnx --target c --cpu cortex-m4", "as it runs on a microcontroller"),
+    ("graphc inspect model.onnx --target c --cpu cortex-m4 --trades", "RAM against instructions"),
     ("graphc inspect model.onnx --target c --chip stm32l4r5", "its time there, by layer"),
     ("graphc inspect model.onnx --target c --cpu cortex-m7 --mhz 480 --json", "as data"),
     ("graphc inspect model.onnx --target cuda --accesses", "which kernels read memory badly"),

@@ -230,7 +230,7 @@ class Program:
     `checks`, the last output holds their keys (ir/checks.py). `state` is what a run finds filled
     and may change; it lasts from one run to the next, such as weights that are trained. `over`
     lists outputs, by number, that a kernel may write where one of these inputs lies, which nothing
-    reads later.
+    reads later. `trades` are other programs of the model that were tried, with what they take.
     """
 
     name: str
@@ -248,6 +248,7 @@ class Program:
     sizes: tuple[Sym, ...] = ()
     state: list[tuple[str, TensorType]] = field(default_factory=list)
     over: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    trades: tuple[Any, ...] = ()
 
     @property
     def calls(self) -> list[Step]:

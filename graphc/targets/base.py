@@ -185,9 +185,10 @@ class Target:
         names entries of caches."""
         return ""
 
-    def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
+    def program(self, graph: Graph, lower: Callable[..., Program]) -> Program:
         """The program of a typed static graph, which `lower` changes: what it asks of the graph
-        stands before the call, what it does to programs alone after it."""
+        stands before the call, what it does to programs alone after it. Lowered again, with `rows`,
+        some of the layers are executed by rows."""
         return lower(graph)
 
     # ---------------------------------------------------------------- what becomes of programs

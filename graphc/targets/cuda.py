@@ -198,7 +198,7 @@ class Cuda(Rounding, Tuned):
 
         return Conventions(alignment=self.machine.vector_bytes, joined=True, builder=GridBuilder)
 
-    def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
+    def program(self, graph: Graph, lower: Callable[..., Program]) -> Program:
         for op in graph.ops:
             for value in op.outputs:
                 if value.type is None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graphc.ir.machine import Machine
     from graphc.ir.program import Program
     from graphc.passes.lower.program import Conventions, Strategy
+    from graphc.passes.lower.rows.segments import RowPlan
     from graphc.report.profile import Logged
     from graphc.runtime.plans import Executable
 
@@ -102,8 +103,13 @@ class MicroC(Tuned, Trains):
         commands=("compile",),
     )  # fmt: skip
     ram: int | None = option(
-        None, "refuse a model that needs more RAM: arena, stack, inputs and outputs", type=int,
-        what="a number of bytes", metavar="64K", read=size, commands=("compile",),
+        None, "the RAM there is for arena, stack, inputs and outputs: layers are executed by rows "
+        "as far as it takes; a model that needs more is refused", type=int,
+        what="a number of bytes", metavar="64K", read=size, commands=("compile", "inspect"),
+    )  # fmt: skip
+    trades: bool = option(
+        False, "show the RAM and the estimated instructions of ways to execute layers by rows",
+        type=bool, what="true or false", commands=("inspect",),
     )  # fmt: skip
     flash: int | None = option(
         None, "refuse a model that needs more flash: constants, and code, compiled if there "
@@ -200,10 +206,10 @@ class MicroC(Tuned, Trains):
             resident=self.io == "arena", in_order=True, state=state, choose=self.choose()
         )
 
-    def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
+    def program(self, graph: Graph, lower: Callable[..., Program]) -> Program:
         return self.finished(self.draft(graph, lower))
 
-    def draft(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
+    def draft(self, graph: Graph, lower: Callable[..., Program]) -> Program:
         """The program of a graph before what is done to whole bundles."""
         from graphc.backends.micro_c.kept_state import moved, paired
         from graphc.backends.micro_c.quantisation import quantisation
@@ -212,7 +218,37 @@ class MicroC(Tuned, Trains):
         check_typed(graph)
         kept = {} if self.state is None else paired(graph, self.state)
         parameters = moved(quantisation(graph), kept)
-        return replace(lower(graph), quantisation=parameters)
+        return self._by_rows(graph, replace(lower(graph), quantisation=parameters), lower)
+
+    def _by_rows(
+        self, graph: Graph, plain: Program, lower: Callable[..., Program]
+    ) -> Program:  # fmt: skip
+        """The program, or the fastest that fits the RAM with layers by rows."""
+        from graphc.backends.micro_c.cpus import cpu_of
+        from graphc.backends.micro_c.row_trades import fastest, trades
+        from graphc.passes.lower.program import composed
+        from graphc.passes.lower.rows.candidates import candidates
+
+        limit = self.ram
+        if plain.sizes or self.train is not None or not (self.trades or limit is not None):
+            return plain
+        if not self.trades and limit is not None and self._ram_of(plain) <= limit:
+            return plain
+
+        def made(plan: RowPlan) -> Program:
+            return replace(lower(graph, rows=plan), quantisation=plain.quantisation)
+
+        plans = candidates(graph, composed(graph), resident=self.io == "arena")
+        known = trades(plain, plans, made, self._ram_of, cpu_of(self.processor))
+        chosen = known[0] if limit is None else fastest(known, limit)
+        return replace(chosen.program, trades=tuple(known))
+
+    def _ram_of(self, program: Program) -> int:
+        """The bytes of RAM that a program before it is finished needs."""
+        from graphc.backends.micro_c import model_of
+        from graphc.backends.micro_c.budget import Budget
+
+        return Budget.of(model_of(self.finished(program), self.code())).ram
 
     def finished(self, program: Program) -> Program:
         """A program with kernels made for the processor, and shared."""
@@ -331,16 +367,20 @@ class MicroC(Tuned, Trains):
                                        for name, needed, limit, _ in over))  # fmt: skip
 
     def inspected(self, job: Job, program: Program, rows: int | None) -> str:
+        from graphc.backends.micro_c import row_trades
         from graphc.backends.micro_c.timing.report import text
 
         timing = self._timing(job, program)
-        return text(timing, rows) if timing else ""
+        parts = [row_trades.text(program.trades)] if program.trades else []
+        return "\n\n".join([*parts, *([text(timing, rows)] if timing else [])])
 
     def inspected_data(self, job: Job, program: Program) -> dict[str, Any]:
+        from graphc.backends.micro_c import row_trades
         from graphc.backends.micro_c.timing.report import data
 
         timing = self._timing(job, program)
-        return {"timing": data(timing)} if timing else {}
+        told = {"timing": data(timing)} if timing else {}
+        return told | ({"trades": row_trades.data(program.trades)} if program.trades else {})
 
     def _timing(self, job: Job, program: Program) -> Timing | None:
         """The times that --mhz and --chip ask for."""

@@ -34,7 +34,7 @@ class _Part(MicroC):
     def conventions(self) -> Conventions:
         return replace(super().conventions(), state=self.carried)
 
-    def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
+    def program(self, graph: Graph, lower: Callable[..., Program]) -> Program:
         return self.draft(graph, lower)
 
 

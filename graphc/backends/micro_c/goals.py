@@ -16,20 +16,22 @@ from graphc.backends.micro_c.cpus import Cpu
 from graphc.errors import ModelError
 from graphc.ir.program import Program
 from graphc.passes.kernel.high_half import use_high_halves
-from graphc.passes.kernel.kernel_sharing import Family, share_kernels
+from graphc.passes.kernel.kernel_sharing import Family, generalise, share_kernels
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A goal: its name, and from how many kernels on a family is one function."""
+    """A goal: its name, from how many kernels on a family is one function, and how many sizes that
+    may take: more of them leave no registers for what inner loops compute."""
 
     name: str
     family: int
+    sizes: int
 
 
-SPEED = Goal("speed", family=4)
-FASTEST = Goal("fastest", family=4)
-SIZE = Goal("size", family=2)
+SPEED = Goal("speed", family=4, sizes=6)
+FASTEST = Goal("fastest", family=4, sizes=6)
+SIZE = Goal("size", family=2, sizes=1 << 16)
 GOALS = {goal.name: goal for goal in (SPEED, FASTEST, SIZE)}
 
 
@@ -45,7 +47,9 @@ def finished(program: Program, cpu: Cpu, goal: Goal) -> Program:
 
     def worthwhile(family: Family) -> bool:
         allowed = goal is SIZE or not cpu.vectors
-        return allowed and len(family.kernels) >= goal.family
+        if not allowed or len(family.kernels) < goal.family:
+            return False
+        return len(generalise(family)[1][0]) <= goal.sizes
 
     if not cpu.vectors:
         kernels = {name: use_high_halves(k) for name, k in program.kernels.items()}

@@ -50,6 +50,8 @@ from graphc.passes.lower.lowered import Lowered, in_place_of_copies
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.overwriting import behind_readers, over_inputs
 from graphc.passes.lower.planned import planned_steps
+from graphc.passes.lower.rows.lowering import lower_segment
+from graphc.passes.lower.rows.segments import RowPlan
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.state import State, replace_state
 from graphc.passes.lower.storages import AnyCall, Call, Move, Storages, Tell
@@ -111,7 +113,8 @@ class Conventions:
     `updates`: an output that is an input with some rows replaced is a copy, into which these are
     written; no copy if a caller has both in the same memory. Kernels may write other outputs over
     inputs that nothing reads later. `choose` takes one of several schedules. `state` numbers or
-    names the parameters that are state, and the results that replace them, if any does.
+    names the parameters that are state, and the results that replace them, if any does. `rows` is
+    what is executed by rows.
     """
 
     resident: bool = False
@@ -124,6 +127,7 @@ class Conventions:
     builder: Callable[..., Collectives] = Collectives
     choose: Choose = take_first
     state: Mapping[int, int | None] | Mapping[str, str] = field(default_factory=dict)
+    rows: RowPlan | None = None
 
 
 @dataclass
@@ -173,8 +177,12 @@ class Lowering:
             self.storages[name].live_in = self.wanted.resident
         if not self.wanted.resident:
             self.reserve_outputs()
+        plan = self.wanted.rows
+        by_rows = plan.segment.ops if plan is not None else ()
         for op in counted("making kernels", self.graph.ops):
-            if op.name != "Constant":
+            if plan is not None and op is by_rows[-1]:
+                lower_segment(self, plan.segment, plan.bands(plan.segment))
+            elif op.name != "Constant" and op not in by_rows:
                 self.lower_op(op)
         self.finish_outputs()
         self.finish_state()
@@ -651,6 +659,13 @@ class Lowering:
         named = [("input", n, self.storages.of_value[v]) for n, v in enumerate(self.given)]
         named += [("output", n, name) for n, name in enumerate(self.results)]
         return {(side, n): arena.slot(self.storages[s], {}) for side, n, s in named}
+
+
+def composed(graph: Graph) -> dict[Op, Computation]:
+    """What the ops of a graph that is lowered compute."""
+    lowering = Lowering(graph, (), graph.name, Conventions())
+    lowering.compose()
+    return {op: numbered.computation for op, numbered in lowering.computed.items()}
 
 
 def split_checks(results: Sequence[Value]) -> tuple[list[Value], list[tuple[Value, Check]]]:

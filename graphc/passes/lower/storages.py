@@ -215,12 +215,16 @@ class Storages:
 
     def alias(self, value: Value, source: str, offset: int) -> None:
         """Makes a value a view of a storage, so many bytes after its start."""
-        base, name = self[source], self._fresh()
-        buffer = physical_buffer(name, value.tensor, "")
+        buffer = physical_buffer("", value.tensor, "")
+        self.of_value[value] = self.part(source, buffer, offset)
+
+    def part(self, whole: str, buffer: Buffer, offset: int) -> str:
+        """A storage that is a part of another, so many bytes after its start."""
+        base, name = self[whole], self._fresh()
         self.named[name] = Storage(
             name, base.space, buffer, base.index, base.root, base.offset + offset
         )
-        self.of_value[value] = name
+        return name
 
     def of(self, value: Value) -> str:
         """The storage of a value: that of a constant, or one in the arena, if it has none yet."""
