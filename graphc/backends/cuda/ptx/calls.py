@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from graphc.backends.cuda.ptx.text import (
     Address,
+    BoxAddress,
     Function,
     Immediate,
     Instruction,
@@ -25,7 +26,13 @@ def without_calls(module: Module, name: str) -> Function:
     """A kernel whose calls are replaced by what they call, with parameters in registers."""
     whole = module.function(name)
     made = Function(
-        name, whole.parameters, [], whole.threads, list(whole.variables), list(whole.registers)
+        name,
+        whole.parameters,
+        [],
+        whole.threads,
+        whole.cluster,
+        list(whole.variables),
+        list(whole.registers),
     )
     _Inliner(module, made).add(whole, {}, "", "", 0)
     return made
@@ -122,6 +129,10 @@ class _Renaming:
             return Negated(self.registers[operand.register.number])
         if isinstance(operand, Vector):
             return Vector(tuple(map(self, operand.parts)))
+        if isinstance(operand, BoxAddress):
+            base, at = self(operand.base), self(operand.at)
+            assert isinstance(base, Register | Symbol) and isinstance(at, Vector)
+            return BoxAddress(base, at)
         if isinstance(operand, Address) and not isinstance(operand.base, Immediate):
             base = self(operand.base)
             assert isinstance(base, Register | Symbol)

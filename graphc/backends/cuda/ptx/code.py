@@ -18,7 +18,8 @@ MACHINE = (
     "BRANCH", "EXIT", "TRAP", "NOTHING", "LOAD", "STORE", "PARAMETER", "ATOMIC_OPERATION", "COPY",
     "COMMIT_COPIES", "WAIT_COPIES", "LOAD_MATRICES", "STORE_MATRICES", "MMA", "WGMMA",
     "WGMMA_FENCE", "WGMMA_COMMIT", "WGMMA_WAIT", "PROXY_FENCE", "SHUFFLE", "VOTE", "MATCH",
-    "REDUCE", "ACTIVE", "MEET", "BARRIER", "JOIN", "SPLIT",
+    "REDUCE", "ACTIVE", "MEET", "BARRIER", "ELECT", "PHASE", "INIT_FENCE", "CLUSTER_ARRIVE",
+    "CLUSTER_WAIT", "BULK_COPY", "BULK_TENSOR", "COMMIT_BULK", "WAIT_BULK", "JOIN", "SPLIT",
 )  # fmt: skip
 """Instructions that are more than an operation of each lane, in the order of their numbers."""
 TOLERANT = "JOIN"  # from here on results of what was never written are so too
@@ -29,10 +30,14 @@ SPECIALS = {
     "%tid.x": 0, "%ctaid.x": 1, "%ntid.x": 2, "%nctaid.x": 3, "%laneid": 4, "%warpid": 5,
     "%nwarpid": 6, "%lanemask_eq": 7, "%lanemask_lt": 8, "%lanemask_le": 9, "%lanemask_gt": 10,
     "%lanemask_ge": 11, "%dynamic_smem_size": 12, "%total_smem_size": 12, "%clock": 13,
+    "%cluster_ctarank": 14, "%cluster_ctaid.x": 14, "%cluster_nctarank": 15,
+    "%cluster_nctaid.x": 15, "%clusterid.x": 16, "%nclusterid.x": 17,
 }  # fmt: skip
 FIXED = {"WARP_SZ": 32} | {
-    f"%{name}.{axis}": int(name.startswith("n"))
-    for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "yz"
+    f"%{name}.{axis}": int("n" in (name[0], name[8:9]))
+    for name in ("tid", "ctaid", "ntid", "nctaid", "cluster_ctaid", "clusterid", "cluster_nctaid",
+                 "nclusterid")
+    for axis in "yz"
 }  # fmt: skip
 AUX = 8
 FIELDS = 11  # of an instruction before `aux`
@@ -66,6 +71,7 @@ class Code:
     shared_width: int = 16  # of the narrowest access
     global_width: int = 16
     threads: int = 0
+    cluster: int = 1  # blocks, as the kernel says it
     has_products: bool = False
     count: int = 0
     targets: dict[int, str] = field(default_factory=dict)

@@ -26,13 +26,22 @@ from graphc.backends.cuda.ptx.text import (
     Vector,
 )
 
-SHARED_WINDOW, LOCAL_WINDOW = 0x7FFE << 40, 0x7FFD << 40
+SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 0x7FFE << 40, 0x7FFD << 40, 0x7FFC << 40
+BLOCK_SHIFT = 24  # as in memory.h
+MAP_ALIGNMENT = 64  # of a parameter that is a structure
 FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2")
 NO_RESULT = ("bra", "ret", "exit")
 ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 ATOMIC_TYPES = {"u32": 0, "b32": 0, "s32": 1, "u64": 2, "b64": 2, "s64": 3, "f32": 4, "f64": 5}
 SHUFFLES = ("up", "down", "bfly", "idx")
 VOTES = ("all", "any", "uni", "ballot")
+
+
+def parameter_size(type: str) -> int:
+    """Bytes of a parameter: of a number, or of a structure (b8x128)."""
+    return int(type[3:]) if type.startswith("b8x") else SIZES[type]
+
+
 Handler = Callable[["Decoder", Instruction, list[str]], None]
 HANDLERS: dict[str, Handler] = {}
 
@@ -54,7 +63,7 @@ class Decoder:
         self.function = function
         self.to = Assembler(function.name)
         self.code = self.to.code
-        self.code.threads = function.threads
+        self.code.threads, self.code.cluster = function.threads, function.cluster
         self.registers = [
             self.to.register(1 if r.type == "pred" else 8 * SIZES[r.type])
             for r in function.registers
@@ -64,8 +73,8 @@ class Decoder:
         self._place(variables)
         offset = 0
         for name, type in function.parameters:
-            size = SIZES[type]
-            offset += -offset % size
+            size = parameter_size(type)
+            offset += -offset % min(size, MAP_ALIGNMENT)
             self.parameters[name] = offset
             self.code.parameters.append((type, offset))
             offset += size
@@ -147,6 +156,8 @@ class Decoder:
             return self.to.special(name)
         if name in FIXED:
             return self.to.constant(FIXED[name], bits)
+        if name in self.parameters:  # of a structure, which is read by its address
+            return self.to.constant(PARAM_WINDOW + self.parameters[name], bits)
         if name in self.addresses:
             return self.to.constant(self.addresses[name], bits)
         raise PtxError(f"line {self.to.line}: the PTX machine does not know {name}")
@@ -164,6 +175,24 @@ class Decoder:
         if any(r.bits != wanted for r in found):
             raise PtxError(f"line {self.to.line}: an operand is not of {wanted} bits")
         return found
+
+    def place(self, operand: Operand) -> Reg:
+        """An address in a register of 64 bits."""
+        base, offset = self.address(operand)
+        base = self.wide(base)
+        if not offset:
+            return base
+        made = self.to.register(64)
+        self.to.emit("add.u64", [made], [base, self.to.constant(offset, 64)])
+        return made
+
+    def wide(self, register: Reg) -> Reg:
+        """A register of 64 bits."""
+        if register.bits == 64:
+            return register
+        made = self.to.register(64)
+        self.to.emit(f"cvt.u64.u{register.bits}", [made], [register])
+        return made
 
     def address(self, operand: Operand) -> tuple[Reg, int]:
         """The register and the offset of an address."""
@@ -194,14 +223,25 @@ def _trap(d: Decoder, each: Instruction, parts: list[str]) -> None:
     d.to.emit("TRAP")
 
 
-@handles("membar", "fence", "prefetch", "prefetchu", "nanosleep", "pmevent", "griddepcontrol")
+@handles("fence")
+def _fence(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    if parts[1:3] == ["proxy", "async"]:
+        d.to.emit("PROXY_FENCE")
+    else:
+        d.to.emit("INIT_FENCE" if parts[1] == "mbarrier_init" else "NOTHING")
+
+
+@handles("membar", "prefetch", "prefetchu", "nanosleep", "pmevent", "griddepcontrol")
 def _nothing(d: Decoder, each: Instruction, parts: list[str]) -> None:
-    d.to.emit("PROXY_FENCE" if parts[1:3] == ["proxy", "async"] else "NOTHING")
+    d.to.emit("NOTHING")
 
 
 @handles("bar", "barrier")
 def _barrier(d: Decoder, each: Instruction, parts: list[str]) -> None:
     parts = [p for p in parts if p != "cta"]
+    if parts[1] == "cluster":
+        _cluster_barrier(d, each, parts)
+        return
     if parts[1] == "warp":
         d.to.emit("MEET", [], [d.reg(each.operands[0], "b32")])
         return
@@ -219,6 +259,49 @@ def _barrier(d: Decoder, each: Instruction, parts: list[str]) -> None:
     given = [d.reg(o, "b32") for o in each.operands]
     aux = (int(len(given) > 1), 0, int(parts[1] == "arrive"))
     d.to.emit("BARRIER", [], given, *aux, aligned=aligned)
+
+
+def _cluster_barrier(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    aligned = int("aligned" in parts)
+    if parts[2] == "arrive":
+        d.to.emit("CLUSTER_ARRIVE", [], [], int("relaxed" not in parts), aligned=aligned)
+    elif parts[2] == "wait":
+        d.to.emit("CLUSTER_WAIT", aligned=aligned)
+    else:
+        raise d.unknown(each)
+
+
+@handles("elect")
+def _elect(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    if parts[1] != "sync" or not isinstance(each.operands[0], Vector):
+        raise d.unknown(each)
+    d.to.emit("ELECT", _with_predicate(d, each.operands[0]), [d.reg(each.operands[1], "b32")])
+
+
+@handles("setmaxnreg")
+def _registers(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    count = each.operands[0]
+    if (
+        parts[1] not in ("inc", "dec") or parts[2:] != ["sync", "aligned", "u32"]
+        or not isinstance(count, Immediate) or count.value % 8 or not 24 <= count.value <= 256
+    ):  # fmt: skip
+        raise d.unknown(each, "; it takes a multiple of 8 from 24 to 256")
+    d.to.emit("NOTHING", aligned=2)
+
+
+@handles("mapa")
+def _mapped(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    """An address in the shared memory of another block of the cluster."""
+    if parts[1] != "shared::cluster":
+        raise d.unknown(each, "; it takes .shared::cluster")
+    type = parts[2]
+    result, given = d.reg(each.operands[0], type), d.reg(each.operands[1], type)
+    rank, place = d.to.register(32), d.to.register(32)
+    d.to.operate("add.u32", rank, [d.reg(each.operands[2], "u32"), d.to.constant(1, 32)])
+    d.to.operate("shl.b32", place, [rank, d.to.constant(BLOCK_SHIFT, 32)])
+    if type == "u64":
+        place = d.wide(place)
+    d.to.operate(f"or.b{BITS[type]}", result, [given, place])
 
 
 @handles("shfl")

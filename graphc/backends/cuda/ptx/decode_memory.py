@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphc.backends.cuda.ptx.code import Reg
 from graphc.backends.cuda.ptx.decode import ATOMIC_TYPES, ATOMICS, Decoder, handles
+from graphc.backends.cuda.ptx.decode_bulk import bulk_copy
 from graphc.backends.cuda.ptx.text import (
     SIZES,
     Address,
@@ -111,7 +112,10 @@ def _atomic(d: Decoder, each: Instruction, parts: list[str]) -> None:
 @handles("cp")
 def _copy(d: Decoder, each: Instruction, parts: list[str]) -> None:
     kind = parts[2]
-    if parts[1] != "async" or kind in ("bulk", "mbarrier"):
+    if parts[1] == "async" and kind == "bulk":
+        bulk_copy(d, each, parts)
+        return
+    if parts[1] != "async" or kind == "mbarrier":
         raise d.unknown(each)
     if kind == "commit_group":
         d.to.emit("COMMIT_COPIES")

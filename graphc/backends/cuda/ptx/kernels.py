@@ -15,22 +15,25 @@ import numpy as np
 
 from graphc.backends.cuda.hosted import SimulationError
 from graphc.backends.cuda.ptx import (  # noqa: F401 (their handlers)
+    decode_bulk,
     decode_conversions,
     decode_matrices,
     decode_memory,
 )
 from graphc.backends.cuda.ptx.calls import without_calls
 from graphc.backends.cuda.ptx.code import Code
-from graphc.backends.cuda.ptx.decode import Decoder
+from graphc.backends.cuda.ptx.decode import Decoder, parameter_size
 from graphc.backends.cuda.ptx.library import Launch, Region, library
-from graphc.backends.cuda.ptx.text import SIZES, Module, PtxError, Variable
+from graphc.backends.cuda.ptx.tensor_maps import TensorMap, packed
+from graphc.backends.cuda.ptx.text import Module, PtxError, Variable
 
 REGION_BITS = 40  # of an address, below the number of its region
 PLACE = 256  # the low bits of an address are those that it has on a device
 MESSAGE = 1024
 BUDGET = 1 << 30  # instructions of a block
 COUNTED = ("executions", "sectors", "first_sectors", "wavefronts", "least_wavefronts")
-LATEST = 1 << 20  # the clock starts anew once it is so late
+TOO_LARGE = 2  # a cluster, for the machine
+LATEST = 1 << 19  # the clock starts anew once it is so late
 
 
 class PtxFault(SimulationError):
@@ -79,9 +82,11 @@ class PtxKernels:
     def launch(
         self, name: str, grid: int, threads: int, buffers: Sequence[Buffer],
         numbers: Sequence[int] = (), shared: int = 0, order: int = 0,
-        blocks: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None, maps: Sequence[TensorMap] = (),
+        tensors: Sequence[Buffer] = (),
     ) -> None:  # fmt: skip
-        """Runs a grid, or some of its blocks, on buffers, the first parameters, and numbers.
+        """Runs a grid, or some of its blocks, on buffers, the first parameters, then numbers, then
+        maps of tensors. These name buffers by number; `tensors` are further ones, no parameters.
 
         `shared`: bytes of shared memory that the launch asks for. PtxFault if a kernel does what is
         undefined, PtxError if it has an instruction that the machine does not know.
@@ -89,15 +94,23 @@ class PtxKernels:
         ready = self._ready(name)
         if ready.code.threads and threads > ready.code.threads:
             raise PtxFault(f"kernel {name}: {threads} threads are more than .maxntid allows")
-        if len(buffers) + len(numbers) != len(ready.code.parameters):
+        given = len(buffers) + len(numbers) + len(maps)
+        if given != len(ready.code.parameters):
             raise PtxFault(
-                f"kernel {name} takes {len(ready.code.parameters)} parameters, "
-                f"found {len(buffers) + len(numbers)}"
+                f"kernel {name} takes {len(ready.code.parameters)} parameters, found {given}"
             )
-        self._reset_clock(buffers)
+        if grid % ready.code.cluster:
+            raise PtxFault(f"kernel {name}: {grid} blocks are no clusters of {ready.code.cluster}")
+        self._reset_clock([*buffers, *tensors])
+        count = len(ready.code.parameters)
         regions = [_region(n, b) for n, b in enumerate(buffers)]
-        values = [r.base for r in regions] + [int(n) for n in numbers]
-        regions += ready.variable_regions(len(values))
+        values: list[int | bytes] = [*(r.base for r in regions), *map(int, numbers)]
+        regions += [Region() for _ in range(count - len(regions))]  # of no pointers
+        regions += ready.variable_regions(count)
+        first = len(regions)
+        regions += [_region(first + n, b) for n, b in enumerate(tensors)]
+        mapped = [*regions[: len(buffers)], *regions[first:]]
+        values += [packed(m, mapped[m.buffer].base, mapped[m.buffer].size) for m in maps]
         self._run(ready, regions, values, grid, threads, shared, order, blocks)
 
     def _ready(self, name: str) -> _Ready:
@@ -128,36 +141,50 @@ class PtxKernels:
                         marks[:] = 0
 
     def _run(
-        self, ready: _Ready, regions: list[Region], values: list[int], grid: int, threads: int,
-        shared: int, order: int, blocks: Sequence[int] | None,
+        self, ready: _Ready, regions: list[Region], values: list[int | bytes], grid: int,
+        threads: int, shared: int, order: int, blocks: Sequence[int] | None,
     ) -> None:  # fmt: skip
         code = ready.code
-        packed = bytearray(max(sum(SIZES[t] for t, _ in code.parameters) + 8, 8))
-        for value, (type, offset) in zip(values, code.parameters):
-            size = SIZES[type]
-            packed[offset : offset + size] = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
-        params = np.frombuffer(bytes(packed), np.uint8)
+        params = _parameters(code, values)
         chosen = np.arange(grid) if blocks is None else np.asarray(blocks)
-        chosen = chosen.astype(np.int64)
+        chosen = np.unique(chosen // code.cluster).astype(np.int64) * code.cluster
         message = ctypes.create_string_buffer(MESSAGE)
         listed = (Region * max(len(regions), 1))(*regions)
         launch = Launch(
             *(a.ctypes.data for a in ready.arrays), params.ctypes.data,
             ctypes.addressof(listed), chosen.ctypes.data, self._clock.ctypes.data,
             ctypes.addressof(message), self._counts_of(ready), code.count, len(code.file),
-            len(code.defined), len(code.specials) // 2, len(packed), len(regions), len(chosen),
+            len(code.defined), len(code.specials) // 2, len(params), len(regions), len(chosen),
             MESSAGE,
             max(code.shared, code.dynamic + shared if code.dynamic >= 0 else 0), code.local,
             threads, grid, order, _shift(code.shared_width), _shift(code.global_width),
-            self.budget, int(code.has_products),
+            self.budget, int(code.has_products), code.cluster,
         )  # fmt: skip
-        if library().run_launch(ctypes.byref(launch)):
+        failed = library().run_launch(ctypes.byref(launch))
+        if failed == TOO_LARGE:
+            raise PtxError(
+                f"kernel {code.name}: the machine runs clusters of 16 blocks and 48 warps at most"
+            )
+        if failed:
             line, block, thread, what = message.value.decode().split("\n", 3)
             text = code.lines.get(int(line), "")
             raise PtxFault(
                 f"kernel {code.name}, block {block}, thread {thread}: {what}\n"
                 f"  at line {line} of the PTX: {text[:200]}"
             )
+
+
+def _parameters(code: Code, values: Sequence[int | bytes]) -> np.ndarray:
+    """Values where a kernel has its parameters."""
+    whole = bytearray(8 + max((o + parameter_size(t) for t, o in code.parameters), default=0))
+    for value, (type, offset) in zip(values, code.parameters):
+        size = parameter_size(type)
+        if not isinstance(value, bytes):
+            value = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+        if len(value) != size:
+            raise PtxFault(f"kernel {code.name}: a parameter of {size} bytes is given {len(value)}")
+        whole[offset : offset + size] = value
+    return np.frombuffer(bytes(whole), np.uint8)
 
 
 class _Ready:

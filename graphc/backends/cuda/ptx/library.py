@@ -11,7 +11,10 @@ from graphc.backends.cfamily.hostcc import shared_library
 from graphc.backends.cuda.ptx.code import MACHINE, TOLERANT
 from graphc.backends.cuda.ptx.operations import operations_text
 
-PARTS = ("state", "memory", "accesses", "traffic", "exchanges", "products", "warp_groups", "run")
+PARTS = (
+    "state", "memory", "accesses", "traffic", "exchanges", "phases", "products", "warp_groups",
+    "bulk", "run",
+)  # fmt: skip
 FLAGS = ("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-w")
 VECTORS = ("avx2", "fma", "f16c")  # what the machine gains from, where the processor has it
 
@@ -53,7 +56,8 @@ _POINTERS = ("code", "operands", "file", "defined", "specials", "params", "regio
              "clock", "message", "counts")  # fmt: skip
 _NUMBERS = ("count", "file_bytes", "registers", "special_count", "param_bytes", "region_count",
             "block_count", "message_bytes", "shared_bytes", "local_bytes", "threads", "grid",
-            "order", "shared_shift", "global_shift", "budget", "has_products")  # fmt: skip
+            "order", "shared_shift", "global_shift", "budget", "has_products",
+            "cluster")  # fmt: skip
 
 
 class Launch(ctypes.Structure):

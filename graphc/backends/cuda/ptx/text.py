@@ -50,6 +50,14 @@ class Address:
 
 
 @dataclass(frozen=True)
+class BoxAddress:
+    """`[map, {x, y}]`: a box of a tensor."""
+
+    base: Register | Symbol
+    at: Vector
+
+
+@dataclass(frozen=True)
 class Negated:
     """`!%p`: the opposite of a predicate."""
 
@@ -63,7 +71,7 @@ class Vector:
     parts: tuple[Operand, ...]
 
 
-Operand = Register | Immediate | Symbol | Address | Negated | Vector
+Operand = Register | Immediate | Symbol | Address | BoxAddress | Negated | Vector
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,7 @@ class Function:
     parameters: list[tuple[str, str]]
     results: list[tuple[str, str]]
     threads: int  # most of a block, 0: not said
+    cluster: int = 1  # blocks of a cluster
     variables: list[Variable] = field(default_factory=list)
     registers: list[Register] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
@@ -170,7 +179,7 @@ class Module:
             threads = re.search(r"\.maxntid\s+(\d+)", head["directives"])
             made = Function(
                 name, _parameters(head["parameters"]), _parameters(head["results"]),
-                int(threads[1]) if threads else 0,
+                int(threads[1]) if threads else 0, _cluster(head["directives"]),
             )  # fmt: skip
             _Body(made, first).parse(self.text[head.end() : self.ends[name] - 1])
             self._parsed[name] = made
@@ -185,6 +194,15 @@ def _closing(text: str, place: int) -> int:
         if depth == 0:
             return place + brace.end()
     raise PtxError("a function of the PTX has no closing brace")
+
+
+def _cluster(directives: str) -> int:
+    found = re.search(r"\.reqnctapercluster\s+(\d+)((?:\s*,\s*\d+)*)", directives)
+    if found is None:
+        return 1
+    if any(int(n) != 1 for n in re.findall(r"\d+", found[2])):
+        raise PtxError(f"the machine knows clusters along x alone, found {found[0]!r}")
+    return int(found[1])
 
 
 def _parameters(text: str | None) -> list[tuple[str, str]]:
@@ -322,7 +340,12 @@ class _Body:
             return self._literal(text)
         return self._named(text)
 
-    def _address(self, text: str) -> Address:
+    def _address(self, text: str) -> Address | BoxAddress:
+        box = re.fullmatch(r"\s*([\w$%.]+)\s*,\s*(\{[^}]*\})\s*", text)
+        if box is not None:
+            at = self._operand(box[2])
+            assert isinstance(at, Vector)
+            return BoxAddress(self._named(box[1]), at)
         parts = re.fullmatch(r"\s*([\w$%.]+)\s*(?:\+\s*(-?\w+))?\s*", text)
         if parts is None:
             raise PtxError(f"line {self.line}: the machine does not know the address [{text}]")

@@ -147,10 +147,11 @@ static void copy(Machine *m, Warp *w, const Instruction *i, const Operand *o, ui
         Copy *made = &w->copies[w->copy_count];
         memset(made->data, 0, sizeof made->data);
         if (got) memcpy(made->data, located(m, w, GLOBAL, from, got, READ, NULL, 0), got);
-        in_shared(m, w, to, size, WRITE, NULL);
+        const uint64_t place = in_shared(m, w, to, size, WRITE, NULL) - m->shared;
         const int shift = m->launch->shared_shift;
-        for (uint64_t n = to >> shift; n <= (to + size - 1) >> shift; ++n) m->writer[n] = PENDING;
-        made->lane = l, made->place = to, made->size = size, made->group = w->groups[l];
+        for (uint64_t n = place >> shift; n <= (place + size - 1) >> shift; ++n)
+            m->writer[n] = PENDING;
+        made->lane = l, made->place = place, made->size = size, made->group = w->groups[l];
         ++w->copy_count;
     }
 }

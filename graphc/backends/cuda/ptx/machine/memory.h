@@ -1,12 +1,25 @@
 // Accesses to memory: bounds, alignment, what was never written, and races.
 
 enum { GENERIC, GLOBAL, SHARED, LOCAL };
+enum { ROW = 2 * MOST_WARPS };  // times of readers of a piece
 typedef enum { READ, WRITE, ATOMICALLY } Access;
 static const char *const SPACES[] = {"generic", "global", "shared", "local"};
 
-// A read or write of pieces that have these marks.
+// Whether all of several readers of a piece came before what a warp does now.
+static int are_ordered(const Machine *m, const Warp *w, const uint32_t *row)
+{
+    for (int u = 0; u < m->warps; ++u) {
+        const int is_own = u == w->id;
+        if (row[u] >= m->block_first && row[u] >= w->seen[u] && !(is_own && w->is_synced)) return 0;
+        if (row[MOST_WARPS + u] >= m->block_first && row[MOST_WARPS + u] >= w->seen[MOST_WARPS + u]
+            && !is_own) return 0;
+    }
+    return 1;
+}
+
+// A read or write of pieces that have these marks; `rows` are those of shared memory.
 static void mark_read(Machine *m, Warp *w, const char *space, uint64_t place, uint32_t *writer,
-                      uint32_t *reader, int64_t pieces, int thread)
+                      uint32_t *reader, uint32_t *rows, int64_t pieces, int thread)
 {
     char who[40];
     const uint32_t mine = tag_of(w, thread), mask = (1 << THREAD_BITS) - 1;
@@ -17,6 +30,9 @@ static void mark_read(Machine *m, Warp *w, const char *space, uint64_t place, ui
             if (tag == PENDING)
                 failed(m, w, "%s memory at %llu is read before its asynchronous copy is waited for",
                        space, (unsigned long long)place);
+            if (tag == OBJECT)
+                failed(m, w, "%s memory at %llu is read, where an mbarrier is", space,
+                       (unsigned long long)place);
             failed(m, w, "race: %s memory at %llu is read, which %s has written without a barrier "
                    "between", space, (unsigned long long)place, told(who, m, tag));
         }
@@ -26,24 +42,36 @@ static void mark_read(Machine *m, Warp *w, const char *space, uint64_t place, ui
             reader[n] = w->time << THREAD_BITS | BLOCKS;
         else if (is_ordered(m, w, read, thread)) reader[n] = mine;
         else {
-            const uint32_t time = read >> THREAD_BITS;
-            reader[n] = (time > w->time ? time : w->time) << THREAD_BITS | MANY;
+            const uint32_t time = read >> THREAD_BITS, own = mine >> THREAD_BITS;
+            if (rows) {
+                uint32_t *row = rows + n * ROW;
+                if ((read & mask) != MANY) {
+                    memset(row, 0, ROW * sizeof *row);
+                    row[clock_of(read & mask)] = time;
+                }
+                row[clock_of(thread)] = own;
+            }
+            reader[n] = (time > own ? time : own) << THREAD_BITS | MANY;
         }
     }
 }
 
 static void check_overwritten(Machine *m, Warp *w, const char *space, uint64_t place,
-                              const uint32_t *reader, int64_t pieces, int thread)
+                              const uint32_t *reader, const uint32_t *rows, int64_t pieces,
+                              int thread)
 {
     char who[40];
     for (int64_t n = 0; n < pieces; ++n)
-        if (!is_ordered(m, w, reader[n], thread))
+        if (!is_ordered(m, w, reader[n], thread)
+            && !(rows && (reader[n] & ((1 << THREAD_BITS) - 1)) == MANY
+                 && are_ordered(m, w, rows + n * ROW)))
             failed(m, w, "race: %s memory at %llu is written, which %s has read without a barrier "
                    "between", space, (unsigned long long)place, told(who, m, reader[n]));
 }
 
 static void mark_write(Machine *m, Warp *w, const char *space, uint64_t place, uint32_t *writer,
-                       const uint32_t *reader, int64_t pieces, int thread, int same, Access access)
+                       const uint32_t *reader, const uint32_t *rows, int64_t pieces, int thread,
+                       int same, Access access)
 {
     char who[40];
     const uint32_t mine = tag_of(w, access == ATOMICALLY ? ATOMIC : thread);
@@ -54,13 +82,16 @@ static void mark_write(Machine *m, Warp *w, const char *space, uint64_t place, u
             if (tag == PENDING)
                 failed(m, w, "%s memory at %llu is written while an asynchronous copy goes there",
                        space, (unsigned long long)place);
+            if (tag == OBJECT)
+                failed(m, w, "%s memory at %llu is written, where an mbarrier is", space,
+                       (unsigned long long)place);
             const int both = access == ATOMICALLY && (tag & mask) == ATOMIC;
             if (!both && !same)
                 failed(m, w, "race: %s memory at %llu is written, as %s has done without a barrier "
                        "between", space, (unsigned long long)place, told(who, m, tag));
         }
     }
-    check_overwritten(m, w, space, place, reader, pieces, thread);
+    check_overwritten(m, w, space, place, reader, rows, pieces, thread);
     for (int64_t n = 0; n < pieces; ++n) writer[n] = mine;
 }
 
@@ -110,22 +141,30 @@ static uint8_t *in_global(Machine *m, Warp *w, uint64_t address, int64_t size, A
         if (read_only && writer[0] >> THREAD_BITS >= m->launch_first)
             failed(m, w, "parameter %d is read by ld.global.nc, but written by the same kernel",
                    (int)(address >> 40) - 1);
-        if (access == READ) mark_read(m, w, "global", start, writer, reader, pieces, thread);
+        if (access == READ) mark_read(m, w, "global", start, writer, reader, NULL, pieces, thread);
         else {
             const int same = value != NULL && memcmp(host, value, size) == 0;
-            mark_write(m, w, "global", start, writer, reader, pieces, thread, same, access);
+            mark_write(m, w, "global", start, writer, reader, NULL, pieces, thread, same, access);
         }
     }
     if (access == WRITE && region->defined != NULL) memset(region->defined + start, 1, size);
     return host;
 }
 
-static void check_shared(Machine *m, Warp *w, uint64_t address, int64_t size)
+enum { BLOCK_SHIFT = 24 };  // of an address in a cluster: the number of a block and one, above
+
+// Where bytes lie in the shared memories of a cluster, of its own or of a named block.
+static uint64_t shared_place(Machine *m, Warp *w, uint64_t address, int64_t size)
 {
-    if (address + size > (uint64_t)m->launch->shared_bytes)
+    const uint64_t block = address >> BLOCK_SHIFT, own = address & ((1 << BLOCK_SHIFT) - 1);
+    if (own + size > (uint64_t)m->launch->shared_bytes)
         failed(m, w, "bytes %llu..%llu of shared memory are accessed, which has %lld",
-               (unsigned long long)address, (unsigned long long)(address + size),
+               (unsigned long long)own, (unsigned long long)(own + size),
                (long long)m->launch->shared_bytes);
+    if (block > (uint64_t)m->blocks)
+        failed(m, w, "shared memory of block %llu of a cluster of %d is accessed",
+               (unsigned long long)block - 1, m->blocks);
+    return (block ? block - 1 : w->rank) * m->stride + own;
 }
 
 static void check_written(Machine *m, Warp *w, uint64_t address, int64_t first, int64_t pieces)
@@ -147,21 +186,23 @@ static void check_unread(Machine *m, Warp *w, uint64_t address, int64_t first, i
 static uint8_t *in_shared(Machine *m, Warp *w, uint64_t address, int64_t size, Access access,
                           const uint8_t *value)
 {
-    check_shared(m, w, address, size);
+    const uint64_t at = shared_place(m, w, address, size);
     const int thread = w->id * LANES + w->lane, shift = m->launch->shared_shift;
-    const int64_t first = address >> shift;
-    const int64_t pieces = ((address + size - 1) >> shift) - first + 1;
+    const int64_t first = at >> shift;
+    const int64_t pieces = ((at + size - 1) >> shift) - first + 1;
+    uint32_t *const rows = m->readers + first * ROW;
     if (access != WRITE) check_written(m, w, address, first, pieces);
     if (access == READ)
-        mark_read(m, w, "shared", address, m->writer + first, m->reader + first, pieces, thread);
+        mark_read(m, w, "shared", address, m->writer + first, m->reader + first, rows, pieces,
+                  thread);
     else {
         check_unread(m, w, address, first, pieces);
-        const int same = value != NULL && memcmp(m->shared + address, value, size) == 0;
-        mark_write(m, w, "shared", address, m->writer + first, m->reader + first, pieces, thread,
-                   same, access);
+        const int same = value != NULL && memcmp(m->shared + at, value, size) == 0;
+        mark_write(m, w, "shared", address, m->writer + first, m->reader + first, rows, pieces,
+                   thread, same, access);
         for (int64_t n = first; n < first + pieces; ++n) m->fences[n] = m->fence_counts[thread];
     }
-    return m->shared + address;
+    return m->shared + at;
 }
 
 static uint8_t *in_local(Machine *m, Warp *w, uint64_t address, int64_t size, Access access)

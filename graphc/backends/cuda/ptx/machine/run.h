@@ -55,86 +55,92 @@ static void branch(Machine *m, Warp *w, const Instruction *i, uint32_t mask)
 static void leave(Machine *m, Warp *w, uint32_t mask)
 {
     if (w->product_count) failed(m, w, "the kernel ends while products are on their way");
+    check_bulks_done(m, w, mask);
     w->live &= ~mask;
     for (int n = 0; n < w->depth; ++n) w->paths[n].mask &= ~mask;
 }
 
-static int waits_at(const Warp *w, int number) { return w->state == WAITING && w->barrier == number; }
+static int waits_at(const Warp *w, int rank, int number)
+{ return w->state == WAITING && w->rank == rank && w->barrier == number; }
 
 // Moves the clock on: all that warps have done which came to a barrier is before what those do next
 // that waited there.
-static void synchronise(Machine *m, int number)
+static void synchronise(Machine *m, int rank, int number)
 {
-    const uint32_t came = m->bars[number].warps, now = ++*m->launch->clock;
-    if (now >> (31 - THREAD_BITS)) failed(m, NULL, "the kernel meets at more barriers than can be counted");
-    uint32_t seen[MOST_WARPS] = {0};
-    for (int u = 0; u < m->warps; ++u)
-        for (int s = 0; s < m->warps; ++s)
-            if (came >> s & 1 && m->warp[s].seen[u] > seen[u]) seen[u] = m->warp[s].seen[u];
-    for (int u = 0; u < m->warps; ++u)
-        if (came >> u & 1) seen[u] = now;
+    const uint64_t came = m->bars[rank][number].warps;
+    const uint32_t now = tick(m);
+    uint32_t seen[CLOCKS] = {0};
+    for (int s = 0; s < m->warps; ++s)
+        if (came >> s & 1) {
+            merge(m, seen, m->warp[s].seen);
+            seen[s] = seen[MOST_WARPS + s] = now;
+        }
     for (int s = 0; s < m->warps; ++s) {
         Warp *w = &m->warp[s];
         if (!(came >> s & 1)) continue;
-        w->time = now;
-        if (!waits_at(w, number)) continue;
+        w->time = w->product_time = now;
+        if (!waits_at(w, rank, number)) continue;
         memcpy(w->seen, seen, sizeof seen);
         w->is_synced = 0;
-        w->least = ~0u;
-        for (int u = 0; u < m->warps; ++u) if (seen[u] < w->least) w->least = seen[u];
+        set_least(m, w);
     }
 }
 
 // Lets the warps go on that wait at a barrier to which all have come.
-static void complete(Machine *m, int number)
+static void complete(Machine *m, int rank, int number)
 {
-    synchronise(m, number);
+    synchronise(m, rank, number);
     for (int s = 0; s < m->warps; ++s) {
         Warp *w = &m->warp[s];
-        if (!waits_at(w, number)) continue;
+        if (!waits_at(w, rank, number)) continue;
         w->state = RUNNING;
         const Instruction *i = w->at;
         void *to = lanes(w, m->launch->operands + i->first);
-        const uint32_t value = m->bars[number].value;
+        const uint32_t value = m->bars[rank][number].value;
         if (i->aux[1] == POPC) for (int l = 0; l < LANES; ++l) ((uint32_t *)to)[l] = value;
         else if (i->aux[1]) *(uint32_t *)to = (i->aux[1] == EVERY ? value == 0 : value != 0) ? ALL_LANES : 0;
     }
-    memset(&m->bars[number], 0, sizeof m->bars[number]);
+    memset(&m->bars[rank][number], 0, sizeof m->bars[rank][number]);
 }
 
 // bar: aux tell whether it has a number of threads, how it reduces, and whether it is arrive.
 static void wait(Machine *m, Warp *w, const Instruction *i, const Operand *o, uint32_t mask)
 {
     const Operand *x = o + i->results;
-    const uint32_t number = word(w, x, 0);
+    const uint32_t number = word(w, x, 0), rank = w->rank;
     const int64_t threads = i->aux[0] ? word(w, x + 1, 0) : 0;
     if (number >= BARRIERS) failed(m, w, "barrier %u is none of 0..15", number);
     if (threads % LANES) failed(m, w, "a barrier of %lld threads: not whole warps", (long long)threads);
-    if (m->bars[number].warps && m->bars[number].wanted != threads)
+    if (m->bars[rank][number].warps && m->bars[rank][number].wanted != threads)
         failed(m, w, "warps meet at barrier %u with different numbers of threads", number);
-    if (m->bars[number].warps >> w->id & 1)
+    if (m->bars[rank][number].warps >> w->id & 1)
         failed(m, w, "the warp comes to barrier %u twice before others do once", number);
-    m->bars[number].warps |= 1u << w->id;
-    m->bars[number].wanted = threads;
+    m->bars[rank][number].warps |= 1ull << w->id;
+    m->bars[rank][number].wanted = threads;
     if (i->aux[1]) {
         const uint32_t holds = *(uint32_t *)lanes(w, x + 1 + i->aux[0]);
-        m->bars[number].value += __builtin_popcount(mask & (i->aux[1] == EVERY ? ~holds : holds));
+        m->bars[rank][number].value += __builtin_popcount(mask & (i->aux[1] == EVERY ? ~holds : holds));
     }
     w->barrier = number;
     if (!i->aux[2]) w->state = WAITING;
-    if (threads && LANES * __builtin_popcount(m->bars[number].warps) == threads) complete(m, number);
+    if (threads && LANES * __builtin_popcountll(m->bars[rank][number].warps) == threads)
+        complete(m, rank, number);
 }
 
 // Completes barriers of all warps to which all have come that are left; whether there were any.
 static int release(Machine *m)
 {
     int released = 0;
-    uint32_t live = 0;
-    for (int s = 0; s < m->warps; ++s) if (m->warp[s].state != DONE) live |= 1u << s;
-    for (int n = 0; n < BARRIERS; ++n)
-        if (m->bars[n].warps && !m->bars[n].wanted && !(live & ~m->bars[n].warps))
-            complete(m, n), released = 1;
-    return released;
+    for (int rank = 0; rank < m->blocks; ++rank) {
+        uint64_t live = 0;
+        for (int s = 0; s < m->warps; ++s)
+            if (m->warp[s].rank == rank && m->warp[s].state != DONE) live |= 1ull << s;
+        for (int n = 0; n < BARRIERS; ++n)
+            if (m->bars[rank][n].warps && !m->bars[rank][n].wanted
+                && !(live & ~m->bars[rank][n].warps))
+                complete(m, rank, n), released = 1;
+    }
+    return released | release_cluster(m);
 }
 
 // Lanes whose operand, or the bits of a predicate, are known.
@@ -229,6 +235,14 @@ static void run_warp(Machine *m, Warp *w)
         case ACTIVE: { uint32_t *to = lanes(w, o); EACH_LANE(mask) to[l] = mask; } break;
         case MEET: check_met(m, w, o, mask); w->is_synced |= mask == w->live; break;
         case BARRIER: wait(m, w, i, o, mask); break;
+        case ELECT: elect(m, w, i, o, mask); break;
+        case PHASE: if (!phase(m, w, i, o, mask)) return; break;
+        case INIT_FENCE: fence_phases(m, w); break;
+        case CLUSTER_ARRIVE: arrive_at_cluster(m, w, i, mask); break;
+        case CLUSTER_WAIT: if (!wait_for_cluster(m, w)) return; break;
+        case BULK_COPY: case BULK_TENSOR: start_bulk(m, w, i, o, mask); break;
+        case COMMIT_BULK: EACH_LANE(mask) ++w->bulk_groups[l]; break;
+        case WAIT_BULK: finish_stores(m, w, mask, i->aux[0]); break;
         case JOIN: joined(w, i, o, mask, 0); break;
         case SPLIT: joined(w, i, o, mask, 1); break;
         default: scalar(w, i, o, mask);
@@ -242,7 +256,8 @@ static void run_warp(Machine *m, Warp *w)
 }
 
 enum { TID, CTAID, NTID, NCTAID, LANEID, WARPID, NWARPID, LANEMASK_EQ, LANEMASK_LT, LANEMASK_LE,
-       LANEMASK_GT, LANEMASK_GE, DYNAMIC_SHARED, CLOCK };
+       LANEMASK_GT, LANEMASK_GE, DYNAMIC_SHARED, CLOCK, CLUSTER_RANK, CLUSTER_BLOCKS, CLUSTER,
+       CLUSTERS };
 
 static void set_specials(Machine *m, Warp *w)
 {
@@ -252,8 +267,10 @@ static void set_specials(Machine *m, Warp *w)
         for (uint32_t l = 0; l < LANES; ++l) {
             const uint32_t bit = 1u << l;
             const uint32_t values[] = {
-                w->id * LANES + l, m->block, k->threads, k->grid, l, w->id, m->warps, bit, bit - 1,
-                bit | (bit - 1), ~(bit | (bit - 1)), ~(bit - 1), k->shared_bytes, 0};
+                w->id % m->block_warps * LANES + l, m->block + w->rank, k->threads, k->grid, l,
+                w->id % m->block_warps, m->block_warps, bit, bit - 1, bit | (bit - 1),
+                ~(bit | (bit - 1)), ~(bit - 1), k->shared_bytes, 0, w->rank, m->blocks,
+                m->block / m->blocks, k->grid / m->blocks};
             to[l] = values[k->specials[2 * n]];
         }
     }
@@ -262,10 +279,13 @@ static void set_specials(Machine *m, Warp *w)
 static void start_block(Machine *m)
 {
     const Launch *k = m->launch;
-    const int64_t pieces = (k->shared_bytes >> k->shared_shift) + 1;
+    const int64_t pieces = ((m->blocks * m->stride) >> k->shared_shift) + 1;
     memset(m->writer, 0, 4 * pieces), memset(m->reader, 0, 4 * pieces);
     memset(m->fences, 0, 4 * pieces), memset(m->async_reads, 0, 2 * pieces);
-    memset(m->shared, 0xff, k->shared_bytes);
+    memset(m->shared, 0xff, m->blocks * m->stride);
+    drop_bulks(m);
+    m->phase_count = 0, m->moves = 0;
+    memset(&m->cluster, 0, sizeof m->cluster);
     memset(m->fence_counts, 0, sizeof m->fence_counts);
     memset(m->log_count, 0, sizeof m->log_count);
     memset(m->bars, 0, sizeof m->bars);
@@ -274,11 +294,13 @@ static void start_block(Machine *m)
     if (k->counts) forget_sectors(m);
     for (int n = 0; n < m->warps; ++n) {
         Warp *w = &m->warp[n];
-        const int64_t threads = k->threads - n * LANES;
-        w->id = n, w->depth = 1, w->state = RUNNING;
+        const int64_t threads = k->threads - n % m->block_warps * LANES;
+        w->id = n, w->rank = n / m->block_warps, w->depth = 1, w->state = RUNNING;
         w->live = threads >= LANES ? ALL_LANES : (1u << threads) - 1;
-        w->time = w->least = m->block_first;
-        for (int u = 0; u < MOST_WARPS; ++u) w->seen[u] = m->block_first, w->fence_seen[u] = 0;
+        w->time = w->product_time = w->least = m->block_first;
+        for (int u = 0; u < CLOCKS; ++u) w->seen[u] = m->block_first, w->fence_seen[u] = 0;
+        w->inits_fenced = 0, w->polled = NULL, w->cluster_arrivals = 0;
+        memset(w->bulk_groups, 0, sizeof w->bulk_groups);
         w->paths[0] = (Path){0, -1, w->live};
         w->copy_count = w->product_count = w->product_groups = w->issued = 0;
         w->steps = w->fenced = 0, w->is_synced = 0, w->sums_of = NULL, w->at = NULL;
@@ -301,12 +323,13 @@ static void run_block(Machine *m)
             run_warp(m, w);
             moved = 1;
         }
-        moved |= release(m);
+        moved |= release(m) | resume_polling(m);
+        if (!moved) moved = deliver(m);
         Warp *waits = NULL;
         for (int n = 0; n < m->warps; ++n)
             if (m->warp[n].state != DONE) ++left, waits = &m->warp[n];
-        if (left == 0) return;
-        if (!moved) failed(m, waits, "warps wait at a barrier that others do not reach");
+        if (left == 0) { check_bulks_come(m, NULL); return; }
+        if (!moved) fail_stuck(m, waits);
     }
 }
 
@@ -320,8 +343,10 @@ static void *zeroed(Machine *m, int64_t count, int64_t size)
 static void allocate(Machine *m)
 {
     const Launch *k = m->launch;
-    const int64_t pieces = (k->shared_bytes >> k->shared_shift) + 1;
-    m->shared = zeroed(m, k->shared_bytes, 1);
+    const int64_t pieces = ((m->blocks * m->stride) >> k->shared_shift) + 1;
+    m->shared = zeroed(m, m->blocks * m->stride, 1);
+    m->readers = zeroed(m, pieces, 4 * ROW);
+    m->phases = zeroed(m, MOST_PHASES, sizeof(Phases));
     if (k->counts) m->touched = zeroed(m, 1, sizeof *m->touched);
     m->writer = zeroed(m, pieces, 4), m->reader = zeroed(m, pieces, 4);
     m->fences = zeroed(m, pieces, 4), m->async_reads = zeroed(m, pieces, 2);
@@ -338,6 +363,8 @@ static void allocate(Machine *m)
 
 static void release_memory(Machine *m)
 {
+    drop_bulks(m);
+    free(m->bulks), free(m->phases), free(m->readers);
     free(m->shared), free(m->writer), free(m->reader), free(m->fences), free(m->async_reads);
     if (m->touched) free(m->touched->entries), free(m->touched);
     for (int n = 0; n < MOST_WARPS; ++n) {
@@ -345,7 +372,7 @@ static void release_memory(Machine *m)
         free(w->file), free(w->defined), free(w->busy), free(w->changed), free(w->local);
         free(w->local_defined), free(w->copies), free(w->products);
     }
-    for (int n = 0; n < 1024; ++n) free(m->fence_times[n]);
+    for (int n = 0; n < MOST_THREADS; ++n) free(m->fence_times[n]);
     for (int n = 0; n < MOST_WARPS / 4; ++n) free(m->log[n]);
     free(m);
 }
@@ -357,7 +384,11 @@ int run_launch(const Launch *launch)
     Machine *volatile m = calloc(1, sizeof(Machine));
     if (m == NULL) return 1;
     m->launch = launch;
-    m->warps = (launch->threads + LANES - 1) / LANES;
+    m->block_warps = (launch->threads + LANES - 1) / LANES;
+    m->blocks = launch->cluster;
+    m->warps = m->blocks * m->block_warps;
+    m->stride = (launch->shared_bytes + 1023) / 1024 * 1024;
+    if (m->warps > MOST_WARPS || m->blocks > MOST_BLOCKS) { free(m); return 2; }
     m->launch_first = ++*launch->clock;
     if (setjmp(m->failed)) { release_memory(m); return 1; }
     allocate(m);

@@ -46,12 +46,23 @@ static void check_description(Machine *m, Warp *w, uint64_t description)
                (unsigned long long)description);
 }
 
+// That what a thread wrote into a piece is fenced for the asynchronous proxy, by it or by this warp.
+static void check_fenced(Machine *m, Warp *w, int64_t piece, uint64_t place)
+{
+    const uint32_t tag = m->writer[piece], by = tag & ((1 << THREAD_BITS) - 1), warp = by / LANES;
+    const uint32_t fence = m->fences[piece];
+    const int is_fenced = fence < m->fence_counts[by]
+        && (warp == (uint32_t)w->id || m->fence_times[by][fence] < w->seen[warp]);
+    if (!is_fenced && tag >> THREAD_BITS >= w->fence_seen[warp])
+        failed(m, w, "the asynchronous proxy uses shared memory at %llu, which thread %u has written, "
+               "without fence.proxy.async between", (unsigned long long)place, by);
+}
+
 // That products may read a piece: it is written, fenced and ordered.
 static void check_async_read(Machine *m, Warp *w, uint64_t place)
 {
     char who[40];
     const int shift = m->launch->shared_shift, thread = w->id * LANES;
-    check_shared(m, w, place, CHUNK);
     const int64_t first = place >> shift, last = (place + CHUNK - 1) >> shift;
     check_written(m, w, place, first, last - first + 1);
     for (int64_t n = first; n <= last; ++n) {
@@ -62,13 +73,7 @@ static void check_async_read(Machine *m, Warp *w, uint64_t place)
         if (!is_ordered(m, w, tag, thread))
             failed(m, w, "race: products read shared memory at %llu, which %s has written without a "
                    "barrier between", (unsigned long long)place, told(who, m, tag));
-        if (by >= 1024) continue;
-        const uint32_t fence = m->fences[n], warp = by / LANES;
-        const int is_fenced = fence < m->fence_counts[by]
-            && (warp == (uint32_t)w->id || m->fence_times[by][fence] < w->seen[warp]);
-        if (!is_fenced && tag >> THREAD_BITS >= w->fence_seen[warp])
-            failed(m, w, "products read shared memory at %llu, which thread %u has written, without "
-                   "fence.proxy.async between", (unsigned long long)place, by);
+        if (by < MOST_THREADS) check_fenced(m, w, n, place);
     }
 }
 
@@ -89,7 +94,8 @@ static void end_read(Machine *m, Warp *w, uint64_t place)
     const int shift = m->launch->shared_shift;
     const int64_t first = place >> shift, pieces = ((place + CHUNK - 1) >> shift) - first + 1;
     count_read(m, w, place, -1);
-    mark_read(m, w, "shared", place, m->writer + first, m->reader + first, pieces, w->id * LANES);
+    mark_read(m, w, "shared", place, m->writer + first, m->reader + first, m->readers + first * ROW,
+              pieces, BY_PRODUCTS + w->id);
 }
 
 // All chunks of an operand that a warp reads: some rows or columns.
@@ -99,15 +105,16 @@ static void visit(Machine *m, Warp *w, uint64_t description, int across, int fro
     if (across)
         for (int k = 0; k < 16; ++k)
             for (int n = from; n < from + count; n += 8)
-                each(m, w, chunk_place(description, 1, n, k));
+                each(m, w, shared_place(m, w, chunk_place(description, 1, n, k), CHUNK));
     else
         for (int n = from; n < from + count; ++n)
-            for (int k = 0; k < 32; k += CHUNK) each(m, w, chunk_place(description, 0, n, k));
+            for (int k = 0; k < 32; k += CHUNK)
+                each(m, w, shared_place(m, w, chunk_place(description, 0, n, k), CHUNK));
 }
 
 // to[depth][column], or [row][depth] if it is `left`.
-static void gather(const Machine *m, uint64_t description, int across, int from, int count, int type,
-                   int left, Number *to)
+static void gather(const Machine *m, const Warp *w, uint64_t description, int across, int from,
+                   int count, int type, int left, Number *to)
 {
     const int each = per_word(type), depth = 8 * each;
     Number part[16];
@@ -115,7 +122,7 @@ static void gather(const Machine *m, uint64_t description, int across, int from,
         const int at = across ? from + n % (count / 8) * 8 : from + n / 2;
         const int k = across ? n / (count / 8) : n % 2 * CHUNK;
         uint32_t words[4];
-        memcpy(words, m->shared + chunk_place(description, across, at, k), CHUNK);
+        memcpy(words, m->shared + w->rank * m->stride + chunk_place(description, across, at, k), CHUNK);
         for (int x = 0; x < 4; ++x)
             if (type >= OF_S8) unpacked_bytes(&part[x * each].i, words[x], type);
             else unpacked(&part[x * each].f, words[x], type);
@@ -145,8 +152,8 @@ static void compute(Machine *m, Warp *w, const Product *p)
     const Operand *sums = m->launch->operands + i->first, *left = sums + 2 * i->results;
     const int columns = i->COLUMNS, depth = 8 * per_word(i->A_TYPE), whole = i->A_TYPE >= OF_S8;
     if (i->A_HELD) held(w, left, i->A_TYPE, a);
-    else gather(m, p->a, i->ACROSS & 1, 16 * (w->id % 4), 16, i->A_TYPE, 1, a);
-    gather(m, p->b, i->ACROSS >> 1, 0, columns, i->B_TYPE, 0, b);
+    else gather(m, w, p->a, i->ACROSS & 1, 16 * (w->id % 4), 16, i->A_TYPE, 1, a);
+    gather(m, w, p->b, i->ACROSS >> 1, 0, columns, i->B_TYPE, 0, b);
     if (whole) products_s32(&d[0].i, &a[0].i, &b[0].i, 16, columns, depth);
     else products_f32(&d[0].f, &a[0].f, &b[0].f, 16, columns, depth);
     const float sign = i->SIGNS == 1 || i->SIGNS == 2 ? -1 : 1;
@@ -190,7 +197,7 @@ static void check_registers(Machine *m, Warp *w, const Instruction *i, const Ope
 static void check_group(Machine *m, Warp *w, const Product *p)
 {
     const int group = w->id / 4;
-    if (m->warps < 4 * group + 4 )
+    if (m->warps < 4 * group + 4 || (m->blocks > 1 && m->block_warps % 4))
         failed(m, w, "wgmma needs four warps, of which the first is a multiple of four");
     if (w->issued < m->log_count[group]) {
         const Product *other = &m->log[group][w->issued];
@@ -272,4 +279,5 @@ static void fence_proxies(Machine *m, Warp *w, uint32_t mask)
         m->fence_times[thread][m->fence_counts[thread]++] = w->time;
     }
     if (mask == w->live) memcpy(w->fence_seen, w->seen, sizeof w->seen);
+    fence_phases(m, w);
 }
