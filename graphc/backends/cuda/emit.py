@@ -127,7 +127,7 @@ def _step(function: str, launch: Launch, step: Step) -> LaunchStep:
     sizes = tuple(at(size, given) for size in used_sizes(launch.kernel))
     return LaunchStep(
         function, at(launch.grid, given), launch.block, step.slots, access, step.loc,
-        launch.shared, sizes,
+        launch.shared, sizes, launch.maps,
     )  # fmt: skip
 
 
@@ -166,6 +166,7 @@ def _launch_entry(step: LaunchStep) -> dict[str, Any]:
         "sizes": [number(size) for size in step.sizes],
         "block": step.block,
         "shared": step.shared,
+        "maps": [map.entry() for map in step.maps],
         "arguments": [
             {"space": slot.space, "index": slot.index, "offset": slot.offset,
              "elements": number(slot.elements), "dtype": str(slot.dtype)}

@@ -35,7 +35,8 @@
 Lane 4 g + q holds words q (a0, b0) and q + 4 (a2, b1) of row g, and of row g + 8 (a1, a3), words of
 column g, and d at rows g (d0, d1) and g + 8 (d2, d3), columns 2 q and 2 q + 1: the fragments of PTX
 ISA, mma.sync and ldmatrix. Where a GPU has no such instruction, shuffles do the same, slowly.
-Products of four warps together are in warpgroup_instructions.py. The simulator defines the
+Products of four warps together are in warpgroup_instructions.py, copies in bulk in
+bulk_instructions.py. The simulator defines the
 functions anew.
 """
 
@@ -43,6 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from graphc.backends.cuda import bulk_instructions as bulk
 from graphc.backends.cuda import warpgroup_instructions as warpgroup
 from graphc.backends.cuda.warpgroup_instructions import warpgroup_text
 
@@ -301,8 +303,8 @@ MATRICES = tuple(_WORDS)
 PACKS = tuple(_PACK_PLAINLY)
 POWER, LARGEST, TRADE, ROUND = "power_of_two", "keep_largest", "trade", "round_tf32"
 SCALARS = (POWER, LARGEST, TRADE, ROUND)
-FUNCTIONS = (*COPIES, *MATRICES, *PACKS, *SCALARS, *PRODUCTS, *warpgroup.FUNCTIONS)
-TEMPLATES = {"wait_copies": 0, **warpgroup.TEMPLATES}
+FUNCTIONS = (*COPIES, *MATRICES, *PACKS, *SCALARS, *PRODUCTS, *warpgroup.FUNCTIONS, *bulk.FUNCTIONS)
+TEMPLATES = {"wait_copies": 0, **warpgroup.TEMPLATES, **bulk.TEMPLATES}
 """Functions whose operands from a number on are template arguments."""
 
 
@@ -322,7 +324,7 @@ def instruction_text(used: Iterable[str]) -> str:
     parts += [_SHUFFLED] if products else []
     parts += [_HALF] if "mma_f16" in used else []
     parts += [_product(name) for name in products]
-    parts += warpgroup_text(used)
+    parts += warpgroup_text(used) + bulk.bulk_text(used)
     return "\n".join(["#ifdef __CUDACC__", *parts, "#endif\n"]) if parts else ""
 
 

@@ -20,6 +20,7 @@ from typing import TypeGuard
 
 from graphc.backends.cuda.machines import KIB, STATIC_SHARED, VECTOR_BYTES
 from graphc.backends.cuda.signatures import written
+from graphc.backends.cuda.tensor_maps import TensorMap, maps_of
 from graphc.errors import InternalError
 from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import i64
@@ -59,6 +60,11 @@ class Launch:
     grid: Dim
     block: int
     resident: int = 0
+
+    @property
+    def maps(self) -> tuple[TensorMap, ...]:
+        """The maps that it takes after its pointers and sizes."""
+        return maps_of(self.kernel)
 
     @property
     def shared(self) -> int:

@@ -63,7 +63,7 @@ class Machine(ir.Machine):
         products = (name for name in sorted(self.instructions) if name.startswith("mma_"))
         warps = {name: name.removeprefix("mma_") for name in products}
         groups = {name: type for name, (type, _) in warpgroup.PRODUCTS.items()}
-        groups |= dict.fromkeys(warpgroup.HELD, "tf32")
+        groups |= {name: type for name, (type, _) in warpgroup.HELD.items()}
         return ir.Peaks(
             self.peak(2 * self.float_rate),
             self.bandwidth * 1e9,

@@ -14,10 +14,12 @@ from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
 from graphc.backends.cuda import device_math
+from graphc.backends.cuda.bulk_instructions import BOXES, SHARED_BOXES
 from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS, TEMPLATES, VECTORS
 from graphc.backends.cuda.launches import Launch, alignment, blocks_of, shared_place
 from graphc.backends.cuda.machines import KIB, SHARED_LIMIT, WARP
 from graphc.backends.cuda.signatures import WARP_REDUCTIONS, WARP_RUNNING, mismatch
+from graphc.backends.cuda.tensor_maps import cluster_of, map_of
 from graphc.ir import dtypes
 from graphc.ir.expr import Const, Expr, Index, Load, Ref, Sym, as_expr, call
 from graphc.ir.extents import most
@@ -31,8 +33,10 @@ LOCAL_BYTES = 128 << 10  # of a thread's own arrays; more would take too much fo
 def dialect(launch: Launch, restrict: bool) -> Dialect:
     """CUDA C for the function of a launch. `restrict`: no buffers coincide."""
     bounds = f"{launch.block}, {launch.resident}" if launch.resident else f"{launch.block}"
+    cluster = cluster_of(launch.kernel)
+    together = f" __cluster_dims__({cluster}, 1, 1)" if cluster > 1 else ""
     return Dialect(
-        function=f'extern "C" __global__ void __launch_bounds__({bounds})',
+        function=f'extern "C" __global__ void __launch_bounds__({bounds}){together}',
         index=INDEX,
         restrict="__restrict__" if restrict else "",
     )
@@ -103,8 +107,13 @@ class LaunchPrinter(KernelPrinter):
         self.instructions: set[str] = set()
 
     def _size_params(self) -> list[str]:
-        """Each size by itself, in the 8 bytes that an address takes."""
-        return [f"const int64_t {self._given(size)}" for size in self.used_sizes]
+        """Each size by itself, in the 8 bytes that an address takes; then maps of tensors."""
+        sizes = [f"const int64_t {self._given(size)}" for size in self.used_sizes]
+        maps = range(len(self.launch.maps))
+        return sizes + [f"const __grid_constant__ TensorMap {self._map(n)}" for n in maps]
+
+    def _map(self, number: int) -> str:
+        return self.name(f"map{number}")
 
     def _given(self, size: Sym) -> str:
         return self.name(f"{size.name}_given")
@@ -194,6 +203,8 @@ class LaunchPrinter(KernelPrinter):
             self._warp_reduction(stmt)
         elif stmt.name in WARP_RUNNING:
             self._warp_running(stmt)
+        elif stmt.name in BOXES:
+            self._box(stmt)
         elif stmt.name in FUNCTIONS:
             self._function(stmt)
         elif stmt.name in VECTORS:
@@ -209,6 +220,17 @@ class LaunchPrinter(KernelPrinter):
             first = TEMPLATES.get(stmt.name, len(args))
             template = f"<{', '.join(args[first:])}>" if args[first:] else ""
             self.line(f"{stmt.name}{template}({', '.join(args[:first])});")
+
+    def _box(self, stmt: Intrin) -> None:
+        """A copy of a box of a tensor that a map of the kernel describes."""
+        self.instructions.add(stmt.name)
+        to, barrier, _, *rest = stmt.args
+        given = (to, barrier, *rest[: BOXES[stmt.name]])
+        map = self._map(self.launch.maps.index(map_of(self.kernel, stmt)))
+        with self.scope(*given):
+            place, phase, *at = (self._operand(x) for x in given)
+            block = f"<{self._operand(rest[-1])}>" if stmt.name in SHARED_BOXES else ""
+            self.line(f"{stmt.name}{block}({', '.join((place, phase, map, *at))});")
 
     def _vector(self, stmt: Intrin) -> None:
         """Neighbours in memory: registers take elements as they are stored, and give values."""

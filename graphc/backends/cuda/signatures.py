@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphc.backends.cuda import bulk_instructions as bulk
 from graphc.backends.cuda import warpgroup_instructions as warpgroup
 from graphc.backends.cuda.instructions import (
     LARGEST,
@@ -20,7 +21,7 @@ from graphc.backends.cuda.instructions import (
     ROUND,
     TRADE,
 )
-from graphc.ir.dtypes import DType, boolean, f32, i32, i64, u32
+from graphc.ir.dtypes import DType, boolean, f32, i32, i64, u32, u64
 from graphc.ir.expr import REDUCTIONS, Const, Expr, Load
 from graphc.ir.kernel import Intrin
 
@@ -53,6 +54,7 @@ def _places(role: str, count: int, *types: DType) -> tuple[Operand, ...]:
 
 WORD, NUMBER, WORDS = Operand("value", (u32,)), Operand("number", (i64,)), Operand("reads", (u32,))
 ANY_PLACE = Operand("reads")
+PHASE = Operand("updates", (u64,))
 WARP_REDUCTIONS = {f"warp_{name}": operation for name, operation in REDUCTIONS.items()}
 WARP_RUNNING = {f"running_{name}": REDUCTIONS[name] for name in ("sum", "prod")}
 
@@ -78,13 +80,38 @@ SIGNATURES: dict[str, tuple[Operand, ...]] = {
         for name in PRODUCTS
     },
     **{
-        name: (Operand("updates", (_sum(type),)), WORDS, WORDS, NUMBER, NUMBER)
+        name: (Operand("updates", (_sum(type),)), WORDS, WORDS, *(NUMBER,) * 4)
         for name, (type, _) in warpgroup.PRODUCTS.items()
     },
-    **{name: (Operand("updates", (f32,)), *(WORD,) * 4, WORDS) for name in warpgroup.HELD},
+    **{
+        name: (
+            Operand("updates", (f32,)),
+            *(WORD,) * 4,
+            WORDS,
+            *(NUMBER,) * (2 * (type in warpgroup.ACROSS_TYPES)),
+        )
+        for name, (type, _) in warpgroup.HELD.items()
+    },
     **{name: (Operand("updates", (f32, i32)),) for name in warpgroup.TAKES},
     **dict.fromkeys(warpgroup.ORDERS, ()),
     warpgroup.WAIT: (NUMBER,),
+    warpgroup.UNIFORM: (Operand("writes", (i32,)), Operand("value", (i64,))),
+    **{
+        name: (
+            Operand("writes", (u32,)),
+            PHASE,
+            ANY_PLACE,
+            *(Operand("value", (i64,)),) * rank,
+            *(NUMBER,) * (3 * rank - 1 + (name in bulk.SHARED_BOXES)),
+        )
+        for name, rank in bulk.BOXES.items()
+    },
+    **dict.fromkeys(bulk.PHASES, (PHASE, Operand("value", (i64,)))),
+    **dict.fromkeys((bulk.BACK, bulk.BACK_TO_BOTH), (PHASE,)),
+    bulk.MEET: (),
+    bulk.FENCE: (),
+    bulk.TAKE: (NUMBER,),
+    bulk.LEAVE: (NUMBER,),
 }
 VARIADIC: dict[str, tuple[Operand, Operand]] = {
     "load_vector": (ANY_PLACE, Operand("writes")),

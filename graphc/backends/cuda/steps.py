@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graphc.backends.cuda.runtime.plan import OPERATIONS, value
+from graphc.backends.cuda.tensor_maps import TensorMap
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Sym
@@ -47,7 +48,8 @@ MAX_CAPTURED = 1 << 13  # launches and copies of a run that is replayed as a gra
 class LaunchStep:
     """One launch of the plan: a function, its grid, where its parameters lie and how each is
     accessed ("in", "out", "inout"); `nodes` names the ONNX nodes it computes. The grid and the
-    `sizes` that follow the parameters are expressions over the program's sizes, or integers."""
+    `sizes` that follow the parameters are expressions over the program's sizes, or integers; then
+    come maps of tensors."""
 
     function: str
     grid: Dim
@@ -57,6 +59,7 @@ class LaunchStep:
     nodes: tuple[str, ...] = ()
     shared: int = 0  # bytes of shared memory to ask for
     sizes: tuple[Any, ...] = ()
+    maps: tuple[TensorMap, ...] = ()
 
     def at(self, extent: Callable[[Dim], Dim]) -> LaunchStep:
         """The same launch where numbers over sizes have these values."""

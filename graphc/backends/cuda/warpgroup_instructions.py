@@ -1,19 +1,22 @@
 """Products of warp groups, four warps whose first is a multiple of four: wgmma of sm_90a.
 
-    wgmma_TYPE_nN(sums, a, b, across_a, across_b)
+    wgmma_TYPE_nN(sums, a, b, across_a, across_b, further_a, further_b)
                               begins d += a b for a warp group, where d is 64 x N, a has 64 rows
                               and b N columns of 8 words in shared memory, whose first words are
-                              given. `sums` is the first of a thread's N / 2: those of mma_TYPE for
-                              fragments 16 x 8 of its warp's 16 rows, one after another
+                              given, each so many bytes further. `sums` is the first of a
+                              thread's N / 2: those of mma_TYPE for fragments 16 x 8 of its warp's
+                              16 rows, one after another
     wgmma_tf32_held_nN(sums, a0, a1, a2, a3, b)
+    wgmma_TYPE_held_nN(sums, a0, a1, a2, a3, b, across_b, further_b)     (f16, bf16)
                               the same with a in registers: each warp's 16 rows as the fragment of
-                              mma_tf32, which may change once the products have been waited for
+                              mma_TYPE, which may change once the products have been waited for
     share_copies()            what this thread has copied or written into shared memory is seen by
                               products that begin after the next barrier
     begin_products()          a thread's sums may be taken by the products that follow
     commit_products()         ends a batch of products
     wait_products(n)          waits until at most the last n batches of this warp group go on:
                               panels that the others read may be written after a barrier
+    make_uniform(to, x)       what the first lane of a warp has, which all have: compilers then know
     take_sums_N(sums)         a thread's N sums, the first of which is given, may be read: after
                               wait_products(0)
 
@@ -41,12 +44,13 @@ _SHAPES = {
 ACROSS_TYPES = ("f16", "bf16")
 SUMS = (32, 64, 128)  # of a thread
 PRODUCTS = {f"wgmma_{t}_n{n}": (t, n) for t in _SHAPES for n in COLUMNS}
-HELD = {f"wgmma_tf32_held_n{n}": n for n in COLUMNS}
+HELD = {f"wgmma_{t}_held_n{n}": (t, n) for t in ("tf32", "f16", "bf16") for n in COLUMNS}
 TAKES = {f"take_sums_{n}": n for n in SUMS}
 WAIT = "wait_products"
+UNIFORM = "make_uniform"
 ORDERS = ("share_copies", "begin_products", "commit_products")
-FUNCTIONS = (*ORDERS, WAIT, *TAKES, *PRODUCTS, *HELD)
-TEMPLATES = {WAIT: 0, **dict.fromkeys(PRODUCTS, 3)}
+FUNCTIONS = (*ORDERS, UNIFORM, WAIT, *TAKES, *PRODUCTS, *HELD)
+TEMPLATES = {WAIT: 0, **dict.fromkeys(PRODUCTS, 3), **dict.fromkeys(HELD, 6)}
 """Functions whose operands from a number on are template arguments."""
 
 _COMMON = """\
@@ -75,17 +79,22 @@ static __device__ __forceinline__ void wait_products()
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
 
+[[maybe_unused]] static __device__ __forceinline__ void make_uniform(int32_t &to, int x)
+{
+    to = __shfl_sync(0xffffffffu, x, 0);
+}
+
 // Where the rows of an operand lie: eight lines after eight, 128 bytes each, chunks permuted.
 template <int ACROSS>
 static __device__ __forceinline__ uint64_t rows_from(const uint32_t &first)
 {
     const uint32_t place = (uint32_t)__cvta_generic_to_shared(&first);
     const uint64_t next = (uint64_t)(ACROSS ? ACROSS >> 4 : 1) << 16;
-    return (place & 0x3ffffu) >> 4 | next | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return (place >> 4) + (next | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62);
 }
 """
 _PRODUCT = """\
-template <int ACROSS_A, int ACROSS_B>
+template <int ACROSS_A, int ACROSS_B, int FURTHER_A, int FURTHER_B>
 static __device__ __forceinline__ void {name}(
     {sum} &sums, const uint32_t &a, const uint32_t &b)
 {{
@@ -94,19 +103,21 @@ static __device__ __forceinline__ void {name}(
                  "{{{places}}}, "
                  "%{a}, %{b}, {flags};"
                  : {outputs}
-                 : "l"(rows_from<ACROSS_A>(a)), "l"(rows_from<ACROSS_B>(b)){immediates});
+                 : "l"(rows_from<ACROSS_A>(a) + (FURTHER_A >> 4)),
+                   "l"(rows_from<ACROSS_B>(b) + (FURTHER_B >> 4)){immediates});
 }}
 """
 _PRODUCT_OF_HELD = """\
-static __device__ __forceinline__ void {name}(
+{template}static __device__ __forceinline__ void {name}(
     float &sums, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, const uint32_t &b)
 {{
     float *const d = &sums;
-    asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 "
+    asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}{types} "
                  "{{{places}}}, "
-                 "{{{words}}}, %{b}, 1, 1, 1;"
+                 "{{{words}}}, %{b}, 1, 1, 1{across};"
                  : {outputs}
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(rows_from<0>(b)));
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3),
+                   "l"(rows_from<{far}>(b){further}){immediate});
 }}
 """
 _TAKE = """\
@@ -152,12 +163,16 @@ def _product(name: str) -> str:
 
 
 def _product_of_held(name: str) -> str:
-    columns = HELD[name]
+    type, columns = HELD[name]
     count = columns // 2
+    moves = type in ACROSS_TYPES
     return _PRODUCT_OF_HELD.format(
         name=name, columns=columns, places=_lines([f"%{n}" for n in range(count)], _BREAK),
         words=", ".join(f"%{count + n}" for n in range(4)), b=count + 4,
-        outputs=_sums(count, True),
+        outputs=_sums(count, True), types=_SHAPES[type][0], far="ACROSS" if moves else "0",
+        further=" + (FURTHER >> 4)" if moves else "",
+        template="template <int ACROSS, int FURTHER>\n" if moves else "",
+        across=f", %{count + 5}" if moves else "", immediate=', "n"(ACROSS != 0)' if moves else "",
     )  # fmt: skip
 
 

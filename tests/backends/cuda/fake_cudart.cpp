@@ -83,6 +83,15 @@ RUNTIME cudaLaunchKernel(const void *symbol, dim3 grid, dim3 block, void **argum
                : AS(cuLaunchKernel(function, grid.x, grid.y, grid.z, block.x, block.y, block.z,
                                    shared, stream, arguments, nullptr));
 }
+RUNTIME cudaGetDriverEntryPointByVersion(const char *name, void **found, unsigned,
+                                         unsigned long long,
+                                         cudaDriverEntryPointQueryResult *result)
+{
+    const bool is_known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
+    *found = is_known ? reinterpret_cast<void *>(cuTensorMapEncodeTiled) : nullptr;
+    *result = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
 RUNTIME cudaStreamCreate(cudaStream_t *stream)
 {
     return AS(cuStreamCreate(reinterpret_cast<void **>(stream), 0));

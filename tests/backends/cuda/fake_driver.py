@@ -21,8 +21,9 @@ import numpy as np
 from graphc.backends.cuda.hosted import POISON
 from graphc.backends.cuda.machines import STATIC_SHARED
 from graphc.backends.cuda.runtime import Driver, DriverError
-from graphc.backends.cuda.simulator.build import library_of
+from graphc.backends.cuda.simulator.build import library_of, mapped
 from graphc.backends.cuda.simulator.translate import KERNEL, POINTER
+from graphc.backends.cuda.tensor_maps import TensorMap
 
 SIZES = {"float": 4, "double": 8, "bool": 1, "char": 1}
 
@@ -172,6 +173,7 @@ class FakeDriver(Driver):
         shared: int,
         stream: Any,
         pointers: Sequence[int],
+        maps: Sequence[Any] = (),
     ) -> None:
         self.did("launch")
         name, entry, types, allowed = function
@@ -190,10 +192,16 @@ class FakeDriver(Driver):
             )
             marks = (ctypes.c_void_p * count)(*(m.ctypes.data for _, m in parts))
             given = (ctypes.c_int64 * max(len(sizes), 1))(*sizes)
-            message = entry(data, counts, marks, grid[0], block[0], 0, shared, given)
+            sizes_of_parts = [len(contents) for contents, _ in parts]
+            tensors = mapped(maps, pointers, sizes_of_parts, [m.ctypes.data for _, m in parts])
+            message = entry(data, counts, marks, grid[0], block[0], 0, shared, given, tensors)
             assert message is None, message
 
         self.given(stream, work)
+
+    def tensor_map(self, entry: Any, address: int) -> Any:
+        assert address % 16 == 0
+        return TensorMap(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
 
     # ------------------------------------------------------------ streams, events, graphs
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from fake_driver import element_bytes
 
 from graphc.backends.cuda.simulator.build import library_of
-from graphc.backends.cuda.simulator.translate import KERNEL, POINTER, SIZE
+from graphc.backends.cuda.simulator.translate import KERNEL, MAP, POINTER, SIZE
 
 HERE = Path(__file__).parent
 ARCHS = ("sm_80", "sm_90", "sm_90a")
@@ -72,6 +72,7 @@ def image_of(text: str) -> bytes:
     for kernel in KERNEL.finditer(text):
         sizes = [element_bytes(p["type"]) for p in POINTER.finditer(kernel["params"])]
         sizes += [0 for _ in SIZE.finditer(kernel["params"])]  # numbers after the pointers
+        sizes += [-1 for _ in MAP.finditer(kernel["params"])]  # and maps of tensors
         lines.append(" ".join(map(str, [kernel["name"], *sizes])))
     return "\n".join(lines).encode()
 

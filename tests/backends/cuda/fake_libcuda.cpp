@@ -6,6 +6,7 @@
 // FAKE_CUDA_BROKEN names a kernel that fails when it is waited for. Types are those of cuda.h.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -35,10 +36,22 @@ struct Block {
 
 struct Function {
     const char *(*entry)(void **, const int64_t *, uint8_t **, unsigned, unsigned, unsigned,
-                         unsigned, const int64_t *);
+                         unsigned, const int64_t *, const void *);
     std::string name;
     std::vector<int> sizes;
     int shared = 48 << 10;
+};
+
+// The map of a tensor as this driver makes it, and as the simulator takes it.
+struct Map {
+    Pointer address;
+    uint64_t strides[4];
+    uint32_t dims[5], box[5], element, rank;
+};
+struct TensorMap {
+    const void *data;
+    const uint8_t *defined;
+    int64_t bytes, element, rank, dims[5], strides[4], box[5];
 };
 
 struct Stream {
@@ -291,6 +304,30 @@ EXPORT Status cuFuncSetAttribute(void *function, int which, int value)
     return OK;
 }
 EXPORT Status cuFuncSetBlockShape(void *, int, int, int) { return OK; }
+// Of tensors of bits (UINT8, UINT16, UINT32), with lines of 128 bytes that are swizzled.
+EXPORT Status cuTensorMapEncodeTiled(void *to, int type, unsigned rank, void *address,
+                                     const uint64_t *dims, const uint64_t *strides,
+                                     const uint32_t *box, const uint32_t *steps, int interleave,
+                                     int swizzle, int, int outside)
+{
+    Map map = {};
+    map.address = reinterpret_cast<Pointer>(address), map.rank = rank, map.element = 1u << type;
+    bool fits = type >= 0 && type <= 2 && rank >= 1 && rank <= 5 && interleave == 0 &&
+                swizzle == 3 && outside == 0 && map.address % 16 == 0 &&
+                reinterpret_cast<uintptr_t>(to) % 64 == 0 && box[0] * map.element == 128;
+    for (unsigned n = 0; fits && n < rank; ++n) {
+        map.dims[n] = uint32_t(dims[n]), map.box[n] = box[n];
+        fits = dims[n] > 0 && box[n] > 0 && box[n] <= 256 && steps[n] == 1;
+        if (n + 1 < rank) {
+            map.strides[n] = strides[n];
+            fits = fits && strides[n] % 16 == 0 && strides[n] > 0;
+        }
+    }
+    if (fits) {
+        memcpy(to, &map, sizeof map);
+    }
+    return fits ? OK : INVALID_VALUE;
+}
 EXPORT Status cuLaunchKernel(void *kernel, unsigned grid, unsigned grid_y, unsigned grid_z,
                              unsigned block, unsigned block_y, unsigned block_z, unsigned shared,
                              void *stream, void **parameters, void **extra)
@@ -301,9 +338,20 @@ EXPORT Status cuLaunchKernel(void *kernel, unsigned grid, unsigned grid_y, unsig
     }
     // Parameters one by one, or (PyCUDA) all in one buffer: 1, buffer, 2, its size, 0.
     const char *packed = parameters == nullptr ? static_cast<const char *>(extra[1]) : nullptr;
-    std::vector<Pointer> pointers(function.sizes.size());
-    for (size_t n = 0; n < pointers.size(); ++n) {
-        memcpy(&pointers[n], packed ? packed + 8 * n : parameters[n], 8);
+    std::vector<Pointer> pointers;
+    std::vector<Map> maps;
+    size_t place = 0;
+    for (size_t n = 0; n < function.sizes.size(); ++n) {
+        if (function.sizes[n] >= 0) {
+            pointers.push_back(0);
+            memcpy(&pointers.back(), packed ? packed + place : parameters[n], 8);
+            place += 8;
+            continue;
+        }
+        place = (place + 63) / 64 * 64;
+        maps.push_back(Map());
+        memcpy(&maps.back(), packed ? packed + place : parameters[n], sizeof(Map));
+        place += 128;
     }
     return given(stream, [=] {
         std::vector<void *> data;
@@ -324,10 +372,27 @@ EXPORT Status cuLaunchKernel(void *kernel, unsigned grid, unsigned grid_y, unsig
             counts.push_back((found->second.bytes - offset) / function.sizes[n]);
             written.push_back(found->second.written.data() + offset);
         }
+        std::vector<TensorMap> tensors(maps.size());
+        for (size_t n = 0; n < maps.size(); ++n) {
+            const Map &map = maps[n];
+            auto found = block_of(map.address);
+            if (found == memory.end()) {
+                return Status(ILLEGAL_ADDRESS);
+            }
+            TensorMap &tensor = tensors[n];
+            const size_t offset = map.address - found->first;
+            tensor.data = reinterpret_cast<void *>(map.address);
+            tensor.defined = found->second.written.data() + offset;
+            tensor.bytes = int64_t(found->second.bytes - offset);
+            tensor.element = map.element, tensor.rank = map.rank;
+            std::copy(map.dims, map.dims + 5, tensor.dims);
+            std::copy(map.strides, map.strides + 4, tensor.strides);
+            std::copy(map.box, map.box + 5, tensor.box);
+        }
         const char *broken = getenv("FAKE_CUDA_BROKEN");
         const bool failed =
             function.entry(data.data(), counts.data(), written.data(), grid, block, 0, shared,
-                           numbers.data()) != nullptr ||
+                           numbers.data(), tensors.data()) != nullptr ||
             (broken != nullptr && function.name == broken);
         pending = failed ? ILLEGAL_ADDRESS : pending;
         return Status(OK);

@@ -21,10 +21,8 @@ from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.attention.flash_matrix_cores import (
-    CORE_TILES,
-    lower_flash_matrix_cores,
-)
+from graphc.backends.cuda.strategies.attention.flash_matrix_cores import CORE_TILES
+from graphc.backends.cuda.strategies.attention.flash_tiles import lower_flash_matrix_cores
 from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower

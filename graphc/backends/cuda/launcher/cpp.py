@@ -294,6 +294,7 @@ def _launches(name: str, plan: Mapping) -> list[str]:
         arguments = [_argument(a, starts) for a in launch["arguments"]]
         lines += _table("Argument", f"arguments_{number}", arguments)
         lines += _table("int", f"waits_{number}", [str(n) for n in launch["waits"]])
+        lines += _table("Map", f"maps_{number}", [_map(m) for m in launch["maps"]])
         rows.append(_row(name, number, launch))
     return [*lines, *_table("Launch", "launches", rows)]
 
@@ -303,6 +304,16 @@ def _argument(argument: Mapping, starts: list[int]) -> str:
     if space == "const":
         index, offset = 0, offset + starts[index]
     return f"{{Space::{SPACES[space]}, {index}, {offset}}}"
+
+
+def _map(map: Mapping) -> str:
+    dims, strides, box = (
+        ", ".join(f"{n}u" for n in map[key]) for key in ("dims", "strides", "box")
+    )
+    return (
+        f"{{{map['argument']}, {map['offset']}, {map['element']}, {len(map['dims'])}, "
+        f"{{{dims}}}, {{{strides}}}, {{{box}}}}}"
+    )
 
 
 def _row(name: str, number: int, launch: Mapping) -> str:
@@ -316,5 +327,6 @@ def _row(name: str, number: int, launch: Mapping) -> str:
         f'{{reinterpret_cast<const void *>({name}_{function}), "{function}", {grid}, {block}, '
         f"{launch['shared']}, {arguments}, {len(launch['arguments'])}, {len(launch['sizes'])}, "
         f"{launch['stream']}, "
-        f"{f'waits_{number}' if waits else 'nullptr'}, {len(waits)}, {awaited}}}"
+        f"{f'waits_{number}' if waits else 'nullptr'}, {len(waits)}, {awaited}, "
+        f"{f'maps_{number}' if launch['maps'] else 'nullptr'}, {len(launch['maps'])}}}"
     )

@@ -59,6 +59,22 @@ inline Argument moved(Argument place, int64_t bytes)
     return place;
 }
 
+// A tensor in an argument of a launch, of which the kernel copies boxes: bytes of its elements, its
+// extents, innermost first, bytes from one to the next of all but the first, extents of a box.
+struct Map {
+    int argument;
+    size_t offset;
+    int element;
+    unsigned rank;
+    uint64_t dims[5], strides[5];
+    uint32_t box[5];
+};
+
+// What the driver makes of it.
+struct alignas(128) TensorMap {
+    unsigned char bytes[128];
+};
+
 // A launch. `waits` numbers launches on other streams that must be done; `awaited`: another stream
 // waits for this one.
 struct Launch {
@@ -73,6 +89,8 @@ struct Launch {
     const int *waits;
     int wait_count;
     bool awaited;
+    const Map *maps;  // given last
+    int map_count;
 };
 
 // What must hold of values that a model computes with (indices, say). Its number in the tensor that
@@ -143,6 +161,40 @@ inline uint64_t sum_of(const std::vector<char> &bytes)
         result = (result ^ sum) * 0x9E3779B97F4A7C15ull;
     }
     return result;
+}
+
+inline void check(cudaError_t status, const std::string &what);
+
+// The map of a tensor at an address, as the driver makes it: lines of a box are 128 bytes,
+// swizzled, and elements outside are zero.
+inline TensorMap tensor_map(const Map &map, const char *address)
+{
+    typedef int Encode(void *, int type, unsigned rank, void *address, const uint64_t *dims,
+                       const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
+                       int interleave, int swizzle, int promotion, int outside);
+    static Encode *const encode = [] {
+        void *found = nullptr;
+        cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+        check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
+                                               cudaEnableDefault, &result),
+              "cuTensorMapEncodeTiled");
+#else
+        check(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result),
+              "cuTensorMapEncodeTiled");
+#endif
+        if (found == nullptr || result != cudaDriverEntryPointSuccess) {
+            throw std::runtime_error("the driver has no cuTensorMapEncodeTiled; update it");
+        }
+        return reinterpret_cast<Encode *>(found);
+    }();
+    const uint32_t steps[5] = {1, 1, 1, 1, 1};
+    const int bits = map.element == 1 ? 0 : map.element == 2 ? 1 : 2;  // UINT8, UINT16, UINT32
+    TensorMap made;
+    const int status = encode(&made, bits, map.rank, const_cast<char *>(address), map.dims,
+                              map.strides, map.box, steps, 0, 3 /* 128 bytes */, 3, 0);
+    check(static_cast<cudaError_t>(status), "map of a tensor");
+    return made;
 }
 
 inline void check(cudaError_t status, const std::string &what)
@@ -456,6 +508,12 @@ class Model {
         }
         for (int64_t &number : further) {
             parameters.push_back(&number);
+        }
+        std::vector<TensorMap> maps(size_t(launch.map_count));
+        for (size_t n = 0; n < maps.size(); ++n) {
+            const Map &map = launch.maps[n];
+            maps[n] = tensor_map(map, static_cast<const char *>(pointers[map.argument]) + map.offset);
+            parameters.push_back(&maps[n]);
         }
         check(cudaLaunchKernel(launch.function, grid,
                                dim3(launch.block[0], launch.block[1], launch.block[2]),

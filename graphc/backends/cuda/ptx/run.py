@@ -11,7 +11,9 @@ from graphc.backends.cuda.hosted import HostedRun, Runner
 from graphc.backends.cuda.machine_code import machine_code
 from graphc.backends.cuda.ptx.kernels import Buffer, Memory, PtxKernels, device_memory
 from graphc.backends.cuda.schedule import schedule, shuffled
+from graphc.backends.cuda.ptx.tensor_maps import TensorMap
 from graphc.backends.cuda.steps import LaunchStep
+from graphc.backends.cuda.tensor_maps import SWIZZLE
 from graphc.ir.checks import judged
 from graphc.ir.program import Slot
 
@@ -60,6 +62,8 @@ class PtxRun(HostedRun):
         self.kernels.launch(
             step.function, step.grid, step.block, buffers, (*step.sizes, *further), step.shared,
             self.order, self.blocks,
+            [TensorMap(m.argument, m.element, m.dims, m.strides, m.box, SWIZZLE, m.offset)
+             for m in step.maps],
         )  # fmt: skip
 
     def space(self, slot: Slot) -> Memory:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphc.errors import InternalError
 
@@ -247,6 +247,7 @@ class _Body:
     def __init__(self, function: Function, line: int):
         self.function, self.line = function, line
         self.scopes: list[dict[str, Register]] = [{}]
+        self.inner: list[tuple[int, dict[str, str]]] = []  # first instructions and labels of scopes
 
     def parse(self, body: str) -> None:
         for piece in body.split(";"):
@@ -255,17 +256,38 @@ class _Body:
                 label = _LABEL.match(rest)
                 if rest[0] == "{":
                     self.scopes.append({})
+                    self.inner.append((len(self.function.instructions), {}))
                     rest = self._trimmed(rest[1:])
                 elif rest[0] == "}":
                     self.scopes.pop()
+                    self._leave()
                     rest = self._trimmed(rest[1:])
                 elif label:
-                    self.function.labels[label[1]] = len(self.function.instructions)
+                    self._label(label[1])
                     rest = self._trimmed(rest[label.end() :])
                 else:
                     self._statement(" ".join(rest.split()))
                     self.line += rest.count("\n")
                     break
+
+    def _label(self, name: str) -> None:
+        """A label, which in a scope of its own is another one than elsewhere."""
+        labels, unique = self.function.labels, name
+        if self.inner:
+            unique = f"{name}.{len(labels)}"
+            self.inner[-1][1][name] = unique
+        labels[unique] = len(self.function.instructions)
+
+    def _leave(self) -> None:
+        """Leaves a scope, in which branches go to its own labels."""
+        first, labels = self.inner.pop()
+        instructions = self.function.instructions
+        for number in range(first, len(instructions) if labels else first):
+            each = instructions[number]
+            target = each.operands[-1] if each.opcode.startswith("bra") else None
+            if isinstance(target, Symbol) and target.name in labels:
+                operands = (Symbol(labels[target.name]),)
+                instructions[number] = replace(each, operands=operands)
 
     def _trimmed(self, text: str) -> str:
         rest = text.lstrip()

@@ -140,12 +140,14 @@ class CudaPythonDriver(Driver):
         shared: int,
         stream: Any,
         pointers: Sequence[int],
+        maps: Sequence[Any] = (),
     ) -> None:
         values = (ctypes.c_void_p * max(len(pointers), 1))(*pointers)
         start, size = ctypes.addressof(values), ctypes.sizeof(ctypes.c_void_p)
-        places = (ctypes.c_void_p * max(len(pointers), 1))(
-            *(start + n * size for n in range(len(pointers)))
-        )
+        held = [ctypes.create_string_buffer(map, len(map)) for map in maps]
+        addresses = [start + n * size for n in range(len(pointers))]
+        addresses += [ctypes.addressof(map) for map in held]
+        places = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
         parameters = ctypes.addressof(places)
         self.call("cuLaunchKernel", function, *grid, *block, shared, stream, parameters, 0)
 

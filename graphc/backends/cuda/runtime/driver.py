@@ -13,9 +13,10 @@ default stream. So arrays may come from, and go to, libraries that use that stre
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -78,9 +79,15 @@ class Driver:
         shared: int,
         stream: object,
         pointers: Sequence[int],
+        maps: Sequence[Any] = (),
     ) -> None:
-        """Launches a kernel whose parameters are all pointers; returns before it ends."""
+        """Launches a kernel whose parameters are all pointers, then maps of tensors; returns before
+        it ends."""
         raise NotImplementedError
+
+    def tensor_map(self, entry: Mapping[str, Any], address: int) -> Any:
+        """The map of a tensor at an address, as a plan describes it."""
+        return encoded(entry, address)
 
     def upload(self, target: int, source: np.ndarray, stream: object) -> None:
         """Copies contiguous bytes of the host to the device, in the order of the stream."""
@@ -172,6 +179,31 @@ def library() -> ctypes.CDLL:
         "no GPU can be used: NVIDIA's driver is not here (there is no libcuda.so.1); install it, "
         "or run this where there is a GPU"
     )
+
+
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+DATA_TYPES = {1: 0, 2: 1, 4: 2}  # CU_TENSOR_MAP_DATA_TYPE_UINT8, UINT16, UINT32: bits, no numbers
+NO_INTERLEAVE, SWIZZLE_128B, L2_PROMOTION_256B, ZEROS = 0, 3, 3, 0
+
+
+def encoded(entry: Mapping[str, Any], address: int) -> bytes:
+    """The map of a tensor at an address, of which kernels copy boxes (TMA), as the driver makes it:
+    lines of a box are 128 bytes, swizzled, and elements outside are zero. DriverError if the driver
+    refuses."""
+    rank = len(entry["dims"])
+    room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+    start = -ctypes.addressof(room) % MAP_ALIGNMENT
+    status = library().cuTensorMapEncodeTiled(
+        ctypes.byref(room, start), DATA_TYPES[entry["element"]], rank, ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*entry["dims"]), (ctypes.c_uint64 * rank)(*entry["strides"]),
+        (ctypes.c_uint32 * rank)(*entry["box"]), (ctypes.c_uint32 * rank)(*[1] * rank),
+        NO_INTERLEAVE, SWIZZLE_128B, L2_PROMOTION_256B, ZEROS,
+    )  # fmt: skip
+    if status:
+        raise DriverError(
+            f"cuTensorMapEncodeTiled: error {status} for a tensor at {address:#x}: {dict(entry)}"
+        )
+    return room.raw[start : start + MAP_BYTES]
 
 
 def check_ordinal(ordinal: int, count: int) -> None:

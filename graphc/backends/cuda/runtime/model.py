@@ -323,6 +323,7 @@ class Model:
         self.driver.launch(
             launch.function, launch.grid, launch.block, launch.shared, stream,
             [*pointers, *launch.sizes, *further],
+            [self.driver.tensor_map(m, pointers[m["argument"]] + m["offset"]) for m in launch.maps],
         )  # fmt: skip
 
     def _address(self, argument: Place, places: Places) -> int:

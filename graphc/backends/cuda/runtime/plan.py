@@ -80,6 +80,7 @@ class Launch:
     awaited: bool  # whether another stream waits for it
     where: str
     sizes: tuple[int, ...] = ()
+    maps: tuple[Mapping[str, Any], ...] = ()  # of tensors in arguments, given last
 
 
 @dataclass(frozen=True)
@@ -153,4 +154,5 @@ def _loaded(driver: Driver, module: object, entry: Mapping[str, Any]) -> Launch:
     return Launch(
         function, (0, 1, 1), (entry["block"], 1, 1), shared, arguments,
         entry["stream"], tuple(entry["waits"]), entry["awaited"], where,
+        maps=tuple(entry["maps"]),
     )  # fmt: skip

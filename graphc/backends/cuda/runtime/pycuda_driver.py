@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .driver import Driver, DriverError, DriverMissing, check_ordinal, library
+from .driver import MAP_ALIGNMENT, Driver, DriverError, DriverMissing, check_ordinal, library
 
 INSTALL = (
     "install it with: pip install pycuda (it is built from source: CUDA's toolkit and a C++ "
@@ -138,8 +138,13 @@ class PyCudaDriver(Driver):
         shared: int,
         stream: Any,
         pointers: Sequence[int],
+        maps: Sequence[Any] = (),
     ) -> None:
-        parameters = map(np.uintp, pointers)
+        parameters: list[Any] = [*map(np.uintp, pointers)]
+        if maps:  # each at a multiple of its alignment in what PyCUDA packs
+            padding = -len(pointers) * ctypes.sizeof(ctypes.c_void_p) % MAP_ALIGNMENT
+            whole = bytes(padding) + b"".join(maps)
+            parameters.append(np.frombuffer(whole, np.uint8))
         with self._errors():
             function(
                 *parameters, grid=tuple(grid), block=tuple(block), stream=stream, shared=shared

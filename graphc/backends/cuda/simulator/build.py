@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +18,12 @@ from graphc.backends.cuda.emit import CudaSource
 from graphc.backends.cuda.hosted import HostedRun, Runner, SimulationError
 from graphc.backends.cuda.simulator.translate import translate
 from graphc.backends.cuda.steps import LaunchStep
+from graphc.backends.cuda.tensor_maps import TensorMap
 from graphc.ir.checks import judged
 from graphc.ir.program import Slot
 
 HEADER = "simulator.h"  # what kernels include: these files, one after another
-PARTS = ("state", "memory", "threads", "functions", "instructions", "warp_groups")
+PARTS = ("state", "memory", "threads", "functions", "instructions", "warp_groups", "bulk")
 FLAGS = (
     "-std=c++17", "-O1", "-ffp-contract=off", "-w",
     "-U_FORTIFY_SOURCE",  # it takes a jump to another stack for an error
@@ -87,8 +89,9 @@ class Run(HostedRun):
         entry = getattr(self.library, f"launch_{step.function}")
         entry.restype = ctypes.c_char_p
         message = entry(
-            data, counts, defined, step.grid, step.block, self.order, step.shared, sizes
-        )
+            data, counts, defined, step.grid, step.block, self.order, step.shared, sizes,
+            mapped(step.maps, data, [s.elements * s.dtype.size for s in step.slots], defined),
+        )  # fmt: skip
         if message is not None:
             raise SimulationError(f"kernel {step.function}: {message.decode()}")
 
@@ -99,3 +102,30 @@ class Run(HostedRun):
         """Where the written bytes of a slot are marked; None for inputs and constants."""
         marks = self.defined.get((slot.space, slot.index))
         return None if marks is None else marks.ctypes.data + slot.offset
+
+
+class MapStructure(ctypes.Structure):
+    """As in state.h."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("defined", ctypes.c_void_p), ("bytes", ctypes.c_int64),
+        ("element", ctypes.c_int64), ("rank", ctypes.c_int64), ("dims", ctypes.c_int64 * 5),
+        ("strides", ctypes.c_int64 * 4), ("box", ctypes.c_int64 * 5),
+    ]  # fmt: skip
+
+
+def mapped(
+    maps: Sequence[TensorMap], data: Sequence[Any], sizes: Sequence[int], defined: Sequence[Any],
+) -> ctypes.Array[MapStructure]:  # fmt: skip
+    """Maps of tensors in arguments of a launch, which are so many bytes at these addresses."""
+    made = (MapStructure * max(len(maps), 1))()
+    for structure, map in zip(made, maps):
+        structure.data = (data[map.argument] or 0) + map.offset
+        marks = defined[map.argument]
+        structure.defined = None if marks is None else marks + map.offset
+        structure.bytes = sizes[map.argument] - map.offset
+        structure.element, structure.rank = map.element, len(map.dims)
+        structure.dims[: len(map.dims)] = map.dims
+        structure.strides[: len(map.strides)] = map.strides
+        structure.box[: len(map.box)] = map.box
+    return made

@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -27,6 +28,7 @@
 #define __global__
 #define __device__
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 namespace simulator {
 
@@ -59,7 +61,7 @@ constexpr size_t STACK_BYTES = 256 << 10;
 
 struct Fault {};
 
-enum class State { ready, at_barrier, at_warp, done };
+enum class State { ready, at_barrier, at_warp, polling, done };
 
 // What a thread left for its warp to read. Two places in turn, so that a fast lane does not
 // overwrite what a slow one has yet to read.
@@ -114,7 +116,22 @@ struct Thread {
     unsigned unshared_epoch = 0;    // first in that epoch
 };
 
+// A tensor that boxes are copied of: as the launch gives it.
+struct TensorMap {
+    const unsigned char *data;
+    const uint8_t *defined;
+    int64_t bytes, element, rank, dims[5], strides[4], box[5];
+};
+
+// An mbarrier: arrivals and bytes that its phase lacks, and boxes that are on their way.
+struct Phases {
+    int64_t arrivals = 0, pending = 0, bytes = 0, phase = 0;
+    std::vector<std::function<void()>> coming;
+};
+
 struct Block {
+    std::map<const void *, Phases> phases;
+    uint64_t moves = 0;  // of what threads may poll for
     std::vector<Thread> threads;
     std::vector<unsigned> warp_epoch;  // counts what orders the threads of a warp
     unsigned epoch = 0;                // counts barriers

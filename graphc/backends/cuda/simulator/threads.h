@@ -108,6 +108,20 @@ static bool release_warps()
     return released;
 }
 
+// Lets threads look again that wait for a phase of an mbarrier, once one is over.
+static bool release_polling()
+{
+    bool released = false;
+    for (Thread &thread : block.threads) {
+        if (block.moves != 0 && thread.state == State::polling) {
+            thread.state = State::ready;
+            released = true;
+        }
+    }
+    block.moves = 0;
+    return released;
+}
+
 static void fail_stuck()
 {
     for (unsigned number = 0; number < block.threads.size(); ++number) {
@@ -157,7 +171,7 @@ static void run_fibres(const std::vector<unsigned> &order)
             for (Thread &thread : block.threads) {
                 thread.state = State::ready;
             }
-        } else if (!fault.empty() || !release_warps()) {
+        } else if (!fault.empty() || !(release_warps() | release_polling())) {
             fail_stuck();
             return;
         }
@@ -207,6 +221,8 @@ static const char *launch(std::function<void()> kernel, unsigned grid, unsigned 
         blockIdx = Dim{number, 0, 0};
         ++block.serial;
         block.epoch = 0;
+        block.phases.clear();
+        block.moves = 0;
         if (fibres) {
             run_fibres(thread_order);
         } else {

@@ -12,9 +12,11 @@ import re
 from collections.abc import Callable
 
 KERNEL = re.compile(
-    r'extern "C" __global__ void __launch_bounds__\([\d, ]+\) (?P<name>\w+)\((?P<params>[^)]*)\)'
+    r'extern "C" __global__ void __launch_bounds__\([\d, ]+\) '
+    r"(?:__cluster_dims__\([\d, ]+\) )?(?P<name>\w+)\((?P<params>[^)]*)\)"
 )
 POINTER = re.compile(r"(?P<type>(?:const )?\w+) \*(?:__restrict__ )?(?P<name>\w+)")
+MAP = re.compile(r"const __grid_constant__ TensorMap (?P<name>\w+)")
 SIZE = re.compile(r"const int64_t (?P<name>\w+)(?=,|$)")
 _SHARED = re.compile(
     r"__shared__ __align__\((?P<alignment>\d+)\) (?P<type>\w+) (?P<name>\w+)\[(?P<count>\d+)\];"
@@ -24,7 +26,9 @@ _PART = re.compile(
     r"/\* (?P<count>\d+) elements \*/"
 )
 _DYNAMIC = re.compile(r"extern __shared__ .*\n")
-_WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(|trade\(|mma_\w+[(<]|load_matrices\w*\(")
+_WAITS = re.compile(
+    r"await_phase\(|make_uniform\(|__sync\w+\(|__\w+_sync\(|trade\(|mma_\w+[(<]|load_matrices\w*\("
+)
 
 
 def translate(text: str, mark: Callable[[str], str] = str) -> str:
@@ -44,6 +48,7 @@ def translate(text: str, mark: Callable[[str], str] = str) -> str:
 
 def _declaration(kernel: re.Match) -> str:
     params = POINTER.sub(r"simulator::Global<\g<type>> \g<name>", kernel["params"])
+    params = MAP.sub(r"const simulator::TensorMap \g<name>", params)
     return f"static void {kernel['name']}({params})"
 
 
@@ -60,11 +65,12 @@ def _entry(name: str, params: str, waits: bool) -> str:
         for n, p in enumerate(POINTER.finditer(params))
     ]
     arguments += [f"sizes[{n}]" for n, _ in enumerate(SIZE.finditer(params))]
+    arguments += [f"maps[{n}]" for n, _ in enumerate(MAP.finditer(params))]
     call = f"{name}({', '.join(arguments)})"
     return (
         f'extern "C" const char *launch_{name}(void **data, const int64_t *counts,\n'
         "    uint8_t **defined, unsigned grid, unsigned threads, unsigned order,\n"
-        "    unsigned shared, const int64_t *sizes)\n"
+        "    unsigned shared, const int64_t *sizes, const simulator::TensorMap *maps)\n"
         f"{{\n    return simulator::launch([=] {{ {call}; }}, grid, threads, order, "
         f"{'true' if waits else 'false'}, shared);\n}}\n"
     )

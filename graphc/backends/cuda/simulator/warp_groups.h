@@ -40,8 +40,10 @@ struct Rows {
     Cell<uint32_t> first;
     int64_t across;
 
-    Rows(const Cell<uint32_t> &first, int64_t across) : first(first), across(across)
+    Rows(const Cell<uint32_t> &start, int64_t across, int64_t further = 0)
+        : first(start), across(across)
     {
+        first.index += further / 4;
         if (!first.array->on_kib) {
             fail("operand of a warp group that does not start at a whole KiB");
         }
@@ -144,12 +146,13 @@ SIMULATED_TAKE(128)
 #undef SIMULATED_TAKE
 
 #define SIMULATED_GROUP(TYPE, S, N)                                                                \
-    template <int ACROSS_A, int ACROSS_B>                                                          \
+    template <int ACROSS_A, int ACROSS_B, int FURTHER_A, int FURTHER_B>                            \
     static void wgmma_##TYPE##_n##N(S &sums, const simulator::Cell<uint32_t> &a,                   \
                                     const simulator::Cell<uint32_t> &b)                            \
     {                                                                                              \
-        simulator::begin<S>(simulator::products_##TYPE, &sums, simulator::Rows(a, ACROSS_A),       \
-                            simulator::Rows(b, ACROSS_B), N);                                      \
+        simulator::begin<S>(simulator::products_##TYPE, &sums,                                     \
+                            simulator::Rows(a, ACROSS_A, FURTHER_A),                               \
+                            simulator::Rows(b, ACROSS_B, FURTHER_B), N);                           \
     }
 #define SIMULATED_GROUPS(TYPE, S)                                                                  \
     SIMULATED_GROUP(TYPE, S, 64)                                                                   \
@@ -177,4 +180,22 @@ SIMULATED_GROUPS(u8_s8, int32_t)
 SIMULATED_HELD(64)
 SIMULATED_HELD(128)
 SIMULATED_HELD(256)
+#undef SIMULATED_HELD
+
+#define SIMULATED_HELD(TYPE, N)                                                                    \
+    template <int ACROSS, int FURTHER>                                                             \
+    static void wgmma_##TYPE##_held_n##N(float &sums, const uint32_t &a0, const uint32_t &a1,      \
+                                         const uint32_t &a2, const uint32_t &a3,                   \
+                                         const simulator::Cell<uint32_t> &b)                       \
+    {                                                                                              \
+        simulator::begin<float>(simulator::products_##TYPE, &sums,                                 \
+                                simulator::held_by_lanes({&a0, &a1, &a2, &a3}),                    \
+                                simulator::Rows(b, ACROSS, FURTHER), N);                           \
+    }
+SIMULATED_HELD(f16, 64)
+SIMULATED_HELD(f16, 128)
+SIMULATED_HELD(f16, 256)
+SIMULATED_HELD(bf16, 64)
+SIMULATED_HELD(bf16, 128)
+SIMULATED_HELD(bf16, 256)
 #undef SIMULATED_HELD

@@ -8,7 +8,7 @@ from functools import partial
 from graphc.backends.cuda.machines import DEFAULT_ARCH, machine
 from graphc.backends.cuda.strategies.attention.flash_decoding import lower_flash_decoding
 from graphc.backends.cuda.strategies.attention.flash_float32 import lower_flash_float32
-from graphc.backends.cuda.strategies.attention.flash_matrix_cores import lower_flash_matrix_cores
+from graphc.backends.cuda.strategies.attention.flash_tiles import lower_flash_matrix_cores
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.contraction.shared_tiles import lower_shared_tiles
 from graphc.backends.cuda.strategies.contraction.split_k import lower_split_k

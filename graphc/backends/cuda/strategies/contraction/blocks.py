@@ -107,26 +107,40 @@ class BlockedContraction:
 
     def kernel(self, name: str) -> Kernel:
         """The kernel over the inputs and temporaries that are used and the outputs."""
-        outer = self.match.outer
         rows = ceil_divided(self.a.count, self.block_rows)
         together = self._swizzled_rows(rows)
-        groups = (
+        self.groups = (
+            *(x.extent for x in self.match.outer),
             divided(rows, together)[0],
             ceil_divided(self.b.count, self.block_columns),
             together,
         )
-        extents = (*(x.extent for x in outer), *groups)
-        with self.k.loop(elements_of(extents), "block", name="block") as block:
-            *front, group, column, within = unflatten_index(block, extents)
-            row = group * together + within
-            self.fixed: dict[Expr, Expr] = dict(zip(outer, front))
-            with self.k.threads(self.thread, self.shared, self.resident):
-                self.sums(simplify(row * self.block_rows), simplify(column * self.block_columns))
+        tiles = elements_of(self.groups)
+        with (
+            self.k.loop(self.grid(tiles), "block", name="block") as block,
+            self.k.threads(self.thread, self.shared, self.resident),
+        ):
+            self.block_body(block, tiles)
         computation = self.match.computation
         read = (self.a.expr, self.b.expr, *self.exprs)
         inputs = buffers_read((*computation.inputs, *self.match.temporaries), read)
         params = map(flat_buffer, (*inputs, *(o.buffer for o in computation.outputs)))
         return Kernel(name, tuple(params), self.k.body(), computation.label)
+
+    def grid(self, tiles: Dim) -> Dim:
+        """Blocks that compute so many tiles."""
+        return tiles
+
+    def block_body(self, block: Index, tiles: Dim) -> None:
+        """What a thread of a block does: its tile."""
+        self.sums(*self.start_of(block))
+
+    def start_of(self, tile: Expr) -> tuple[Expr, Expr]:
+        """The first row and column of a tile by its number; its indices of the batch are fixed."""
+        *front, group, column, within = unflatten_index(tile, self.groups)
+        row = group * self.groups[-1] + within
+        self.fixed: dict[Expr, Expr] = dict(zip(self.match.outer, front))
+        return simplify(row * self.block_rows), simplify(column * self.block_columns)
 
     def _swizzled_rows(self, rows: Dim) -> int:
         """Block swizzling (rasterisation order): how many blocks of a column, which has `rows`,

@@ -37,7 +37,8 @@ class Block:
     """What a block takes of a multiprocessor: `threads`, bytes of `shared` memory, `registers` of a
     thread; and needs, over all slices: clocks of arithmetic by all its warps (`multiply`), bytes
     between shared memory and registers (`moved`) and from cache (`read`), in so many `slices`, each
-    asked for while those `ahead` of it are multiplied."""
+    asked for while those `ahead` of it are multiplied; clocks in which all threads wait for one
+    another at each, if it is alone (`synchronised`)."""
 
     threads: int
     shared: int
@@ -47,6 +48,7 @@ class Block:
     read: float
     slices: int
     ahead: int
+    synchronised: int = SYNCHRONISED
 
 
 class Tiled(Protocol):
@@ -97,7 +99,7 @@ def clocks(tile: Tiled, gpu: Machine, problem: Problem) -> float:
     warps, beside = block.threads // WARP, _beside(tile, block)
     busy = max(block.multiply, block.moved / SHARED_RATE, block.read / gpu.cache_rate) + beside
     turn = block.multiply * SCHEDULERS / min(SCHEDULERS, warps) / block.slices
-    alone = block.slices * (max(turn, LATENCY / block.ahead) + SYNCHRONISED) + FIXED + beside
+    alone = block.slices * (max(turn, LATENCY / block.ahead) + block.synchronised) + FIXED + beside
     batches, left = divmod(most, fitting)
     return batches * _together(fitting * busy, alone) + (
         _together(left * busy, alone) if left else 0

@@ -20,6 +20,11 @@ from graphc.backends.cuda.strategies.contraction.operand_packing import (
     lay_out_constant,
     store_narrow,
 )
+from graphc.backends.cuda.strategies.contraction.producer import (
+    PRODUCER_TILES,
+    Producer,
+    ProducerTile,
+)
 from graphc.backends.cuda.strategies.contraction.warp_mma import WARP_TILES, Warps
 from graphc.backends.cuda.strategies.contraction.wgmma import (
     GROUP_TILES,
@@ -72,6 +77,8 @@ def lower_matrix_cores(
     problem, flat = Problem(batch, rows, columns, words), flattened(match)
 
     def emitter(tile: SlicedTile) -> SlicedContraction:
+        if isinstance(tile, ProducerTile):
+            return Producer(flat, kind, panels, tile)
         scheme = WarpGroups if isinstance(tile, GroupTile) else Warps
         return scheme(flat, kind, panels, tile)
 
@@ -81,11 +88,19 @@ def lower_matrix_cores(
     tiles: list[SlicedTile] = [*WARP_TILES]
     if gpu.group_rate and (grouped := emitter(GROUP_TILES[0])).in_lines:
         tiles = [*(replace(t, held=grouped.panel_a.rounds) for t in GROUP_TILES), *WARP_TILES]
+        if isinstance(rows, int):
+            known = [replace(t, most=_at_once(t, gpu)) for t in PRODUCER_TILES]
+            tiles = [*(t for t in known if Producer(flat, kind, panels, t).fits), *tiles]
     chosen = tile or choose(
         computation.text, ranked(tiles, gpu, problem), lambda tile: [kernel(tile)]
     )
     flops = 2 * batch * rows * columns * depth
     return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)
+
+
+def _at_once(tile: ProducerTile, gpu: Machine) -> int:
+    """Blocks of a tile that a GPU holds."""
+    return gpu.multiprocessors * max(gpu.resident(tile.threads, tile.shared, tile.registers), 1)
 
 
 def kind_of(match: Match) -> Kind | None:

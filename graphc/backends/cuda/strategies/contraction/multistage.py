@@ -112,12 +112,17 @@ class SlicedContraction(BlockedContraction):
             and tile.rows % self.k_groups.members == 0
             and self.slices <= WRITTEN
         )
-        member = self.k_groups.member
-        team, across = simplify(member // tile.team), tile.columns // tile.own_columns
         self.fragments = (tile.own_rows // tile.pitch, tile.own_columns // 8)
         if tile.k_groups > 1:
             self.exchanged = self.k_groups.sums(kind.sum, (*self.fragments, 4))
             self.shared.append(self.exchanged)
+        self.place_teams(self.k_groups.member)
+
+    def place_teams(self, member: Expr, team: Expr | None = None) -> None:
+        """The sums of a thread that is so placed among those that multiply, of such a team."""
+        tile = self.tile
+        team = simplify(member // tile.team) if team is None else team
+        across = tile.columns // tile.own_columns
         self.own_row = simplify(team // across * tile.own_rows)
         self.own_column = simplify(team % across * tile.own_columns)
         self.warp_row = simplify(self.own_row + member % tile.team // WARP * 16)

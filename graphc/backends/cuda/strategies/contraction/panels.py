@@ -120,6 +120,13 @@ class Panel:
         """Whether it is put together, of what is near along the side."""
         return not (self.copied or self.across) and self.words.operand.is_near_across
 
+    def further(self, step: int) -> int:
+        """Bytes from the first step to another one."""
+        if self.across:
+            return step * 2 * STEP * 4 * LINE * CHUNK
+        part, at = divmod(step * STEP, LINE * CHUNK)
+        return 4 * (part * self.rows * LINE * CHUNK + at)
+
     def start(self, stage: Expr, first: Expr, step: int) -> Load:
         """The first word of a step, 64 positions and more from `first` on."""
         zero = Const(0, i64)

@@ -143,14 +143,17 @@ class WarpGroups(SlicedContraction):
         """The products of a step, for 64 rows of the warp group's."""
         name, columns = f"wg{self.kind.instruction}", self.tile.own_columns
         sums = self.totals[part, 0, 0]
-        right = self.panel_b.start(stage, self.own_column, step)
         if self.panel_a.rounds:
+            right = self.panel_b.start(stage, self.own_column, step)
             held = self._held(step, part)
             self.k.emit(Intrin(f"{name}_held_n{columns}", (sums, *held, right)))
             return
         row = simplify(self.own_row + part * self.tile.pitch)
-        left = self.panel_a.start(stage, row, step)
-        far = (Const(panel.far, i64) for panel in (self.panel_a, self.panel_b))
+        panels = self.panel_a, self.panel_b
+        numbers = (*(p.far for p in panels), *(p.further(step) for p in panels))
+        left = self.panel_a.start(stage, row, 0)
+        right = self.panel_b.start(stage, self.own_column, 0)
+        far = (Const(n, i64) for n in numbers)
         self.k.emit(Intrin(f"{name}_n{columns}", (sums, left, right, *far)))
 
     def _wait(self, batches: int) -> None:

@@ -1,0 +1,247 @@
+"""Flash attention by warp groups: wgmma on queries, keys and values in shared memory.
+
+A warp group owns 64 rows. Scores leave the first product in registers, in the order in which
+weights enter the second one, which takes them from there. Between the products of one group the
+other one computes exponentials. Tiles of keys and values are prefetched (cp.async) as in
+flash_matrix_cores.py. The scheme is that of FlashAttention-3 (J. Shah et al., 2024), without its
+producer warps.
+
+If scores are products times a positive number c, maxima are taken of the products, and
+
+    exp(c x - c m) = 2 ** (x c' - m c')      c' = c log2(e)
+
+is one fused multiply-add and one power of two. Where a mask hides keys beyond a row's last one
+(causal), tiles of which all rows see all keys skip the mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphc.backends.cuda.machines import WARP, Machine
+from graphc.backends.cuda.strategies.attention.flash_matrix_cores import (
+    LOG2_E,
+    CoreTile,
+    FlashMatrixCores,
+)
+from graphc.backends.cuda.strategies.attention.online_softmax import NOTHING
+from graphc.backends.cuda.strategies.contraction.mma_operands import Kind
+from graphc.backends.cuda.warpgroup_instructions import COLUMNS, HELD, UNIFORM
+from graphc.ir.dtypes import f32, i32, i64, u32
+from graphc.ir.expr import (
+    FALSE,
+    TRUE,
+    Call,
+    Const,
+    Expr,
+    Ref,
+    as_expr,
+    call,
+    cast,
+    select,
+    substitute,
+)
+from graphc.ir.kernel import Barrier, Buffer, Intrin, Let
+from graphc.ir.simplify import simplify
+from graphc.passes.analysis.attention import LARGEST, PRODUCT, Attention
+from graphc.passes.analysis.spaces import count
+
+TEAM = 4 * WARP
+TEAM_ROWS = 64
+
+
+@dataclass(frozen=True)
+class GroupCoreTile(CoreTile):
+    """Warps by fours, each of one fragment of 16 rows."""
+
+
+GROUP_CORE_TILES = (
+    GroupCoreTile(8, 1, 128, 1.6),
+    GroupCoreTile(8, 1, 64, 1.45),
+    GroupCoreTile(4, 1, 128, 1.1),
+    GroupCoreTile(4, 1, 64, 1.0),
+)
+
+
+class FlashWarpGroups(FlashMatrixCores):
+    """Emits the kernel of an attention whose products are of warp groups."""
+
+    def __init__(self, match: Attention, kind: Kind, tile: CoreTile):
+        super().__init__(match, kind, tile)
+        self.wide = 4 * self.column_part
+        self.scale, self.guard = (None, None) if self.is_whole else _scaled(self.score)
+
+    def fits(self, gpu: Machine) -> bool:
+        """Whether there are instructions for it, and registers and shared memory suffice."""
+        panels = (self.queries, self.keys, self.values)
+        exact = self.wide == count(self.match.columns)
+        return (
+            super().fits(gpu) and gpu.group_rate > 0 and f"w{self._held()}" in HELD
+            and self.wide in COLUMNS and exact and self.tile.keys in COLUMNS
+            and all(p.in_lines and not p.rounds for p in panels)
+        )  # fmt: skip
+
+    def _held(self) -> str:
+        return f"g{self.kind.instruction}_held_n{self.wide}"
+
+    # ---------------------------------------------------------------- products
+
+    def _await(self) -> None:
+        self.k.emit(Intrin("wait_copies", (Const(0, i64),)))
+        self.k.emit(Intrin("share_copies", ()))
+        self.k.emit(Barrier())
+
+    def _kept_queries(self) -> Buffer | None:
+        """None: products read them where they are. Tells compilers which group this is."""
+        k = self.k
+        shared = k.alloc(i32, (), "reg", "warp_group")
+        k.emit(Intrin(UNIFORM, (shared[()], simplify(self.thread // TEAM))))
+        self.team = Ref("team", i64, 0, self.threads // TEAM - 1)
+        k.emit(Let(self.team, cast(shared[()], i64)))
+        return None
+
+    def _run(self, sums: Buffer, products: Sequence[Intrin]) -> None:
+        """Does products that add to sums, of which there are so many."""
+        k = self.k
+        taken = Intrin(f"take_sums_{sums.size}", (sums[Const(0, i64)],))
+        k.emit(taken)
+        k.emit(Intrin("begin_products", ()))
+        for product in products:
+            k.emit(product)
+        k.emit(Intrin("commit_products", ()))
+        k.emit(Intrin("wait_products", (Const(0, i64),)))
+        k.emit(taken)
+
+    def _products_of_keys(self, kept: Buffer | None, stage: Expr) -> Buffer:
+        k, zero = self.k, Const(0, i64)
+        products = k.alloc(f32, (2 * self.key_part,), "reg", "products")
+        with k.loop(products.size, "unroll") as n:
+            k.store(products, n, Const(0, f32))
+        row = simplify(self.team * TEAM_ROWS)
+        panels = (self.queries, self.keys)
+        name = f"wg{self.kind.instruction}_n{self.tile.keys}"
+        far = [Const(p.far, i64) for p in panels]
+        self._run(products, [
+            Intrin(name, (products[zero], self.queries.start(zero, row, 0),
+                          self.keys.start(stage, zero, 0), *far,
+                          *(Const(p.further(step), i64) for p in panels)))
+            for step in range(self.depth_steps)
+        ])  # fmt: skip
+        scores = k.alloc(f32, (self.row_part, self.key_part), "reg", "scores")
+        with k.loops(self.row_part, self.key_part, kind="unroll") as (i, j):
+            k.store(scores, (i, j), products[_cell(i, j)])
+        return scores
+
+    def _add_values(self, weights: Buffer, stage: Expr) -> None:
+        k, zero = self.k, Const(0, i64)
+        words = k.alloc(u32, (self.key_steps, 1, 4), "reg", "words")
+        for step in range(self.key_steps):
+            one = k.alloc(u32, (1, 1, 4), "reg")
+            for n in range(4):
+                self._pack(one, zero, Const(n, i64), weights, Const(step, i64))
+                k.store(words, (step, 0, n), one[zero, zero, Const(n, i64)])
+        sums = k.alloc(f32, (2 * self.column_part,), "reg")
+        with k.loops(self.row_part, self.column_part, kind="unroll") as (i, c):
+            k.store(sums, _cell(i, c), self.sums[i, c])
+        far = Const(self.values.far, i64)
+        self._run(sums, [
+            Intrin(f"w{self._held()}", (
+                sums[zero], *(words[Const(step, i64), zero, Const(n, i64)] for n in range(4)),
+                self.values.start(stage, zero, 0), far, Const(self.values.further(step), i64),
+            ))
+            for step in range(self.key_steps)
+        ])  # fmt: skip
+        with k.loops(self.row_part, self.column_part, kind="unroll") as (i, c):
+            k.store(self.sums, (i, c), sums[_cell(i, c)])
+
+    # ---------------------------------------------------------------- scores
+
+    def find_last(self) -> None:
+        """Also the least of the last keys that rows see: no mask is needed up to it."""
+        super().find_last()
+        k = self.k
+        self.least: Expr | None = None
+        if self.scale is None or self.guard is TRUE or not self._is_bound(self.guard):
+            return
+        assert self.last is not None
+        least = k.var(i32, Const((1 << 31) - 1, i32))
+        with k.loop(-(-self.tile_rows // WARP)) as step:
+            at = self.first_row + step * WARP + self.thread % WARP
+            row = call("min", at, as_expr(self.q.count - 1, i64))
+            last = substitute(self.last, {**self.fixed, **self.q.place(simplify(row))})
+            k.store(least, (), call("min", least[()], cast(simplify(last), i32)))
+        k.emit(Intrin("warp_min", (least[()], Const(WARP, i64))))
+        self.least = least[()]
+
+    def _is_bound(self, guard: Expr | None) -> bool:
+        """Whether a guard says no more than that keys are not beyond a row's last one."""
+        return (
+            isinstance(guard, Call) and guard.op.name == "le" and guard.args[0] is self.match.key
+            and guard.args[1] is self.last
+        )  # fmt: skip
+
+    def _score(self, scores: Buffer, first: Expr) -> None:
+        if self.scale is None:
+            super()._score(scores, first)
+            return
+        assert self.guard is not None
+        hidden = self._hides(first)
+        if hidden is FALSE:
+            return
+        with (
+            self.k.where(hidden),
+            self.k.loops(self.row_part, self.key_part, kind="unroll") as (i, j),
+        ):
+            row, key = simplify(self.first_row + self.row(i)), simplify(first + self.key(j))
+            mapping = {**self.fixed, **self.q.place(row), self.match.key: key}
+            inside = simplify(call("and", row < self.q.count, key < self.b.count))
+            score = select(substitute(self.guard, mapping), scores[i, j], NOTHING)
+            self.k.store(scores, (i, j), simplify(select(inside, score, NOTHING)))
+
+    def _hides(self, first: Expr) -> Expr:
+        """Whether some row may not see some key of a tile."""
+        end = simplify(first + self.tile_keys)
+        beyond = simplify(end > self.b.count)
+        if self.guard is TRUE:
+            return beyond
+        if self.least is None:
+            return TRUE
+        return simplify(call("or", beyond, cast(end, i32) - 1 > self.least))
+
+    def exponential_of(self, score: Expr, base: Expr) -> Expr:
+        if self.scale is None:
+            return super().exponential_of(score, base)
+        k, scale = self.k, Const(self.scale * LOG2_E, f32)
+        power = k.alloc(f32, (), "reg", k.fresh("power"))
+        exponent = k.let(call("fma", score, scale, -(base * scale)))
+        k.emit(Intrin("power_of_two", (power[()], exponent)))
+        return power[()]
+
+    def _totals(self, i: Expr) -> dict[Expr, Expr]:
+        facts = super()._totals(i)
+        return facts if self.scale is None else {**facts, LARGEST: facts[LARGEST] * self.scale}
+
+
+def _cell(i: Expr, j: Expr) -> Expr:
+    """Where the sum at a thread's `i`-th row and `j`-th column lies among those of wgmma."""
+    return simplify(j // 2 * 4 + i * 2 + j % 2)
+
+
+def _scaled(score: Expr) -> tuple[float | None, Expr | None]:
+    """c and a guard, if a score is a product times c > 0, and -inf where the guard does not hold;
+    else (None, None)."""
+    guard: Expr = TRUE
+    if isinstance(score, Call) and score.op.name == "select":
+        guard, inner, other = score.args
+        if not (isinstance(other, Const) and other.value == -math.inf):
+            return None, None
+        score = inner
+    if score is PRODUCT:
+        return 1.0, guard
+    if isinstance(score, Call) and score.op.name == "mul" and score.args[0] is PRODUCT:
+        factor = score.args[1]
+        if isinstance(factor, Const) and 0 < factor.value < math.inf:
+            return float(factor.value), guard
+    return None, None

@@ -1,0 +1,178 @@
+"""Products whose operands come by TMA: every way operands lie, persistent blocks, the runtime."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cuda_programs import graph_of, inputs_of, needs_compiler, needs_nvcc
+from fake_driver import FakeDriver
+
+from graphc.backends.cuda import CudaSource, emit
+from graphc.backends.cuda.bundle import launch_plan
+from graphc.backends.cuda.machines import machine
+from graphc.backends.cuda.nvcc import find_nvcc
+from graphc.backends.cuda.ptx import PtxFault, run_ptx
+from graphc.backends.cuda.runtime import Model
+from graphc.backends.cuda.simulator import SimulationError, simulate
+from graphc.backends.cuda.strategies import strategies
+from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
+from graphc.backends.cuda.strategies.contraction.producer import PRODUCER_SIDES, ProducerTile
+from graphc.driver import optimise, program_for
+from graphc.ir.interp import interpret
+from graphc.passes.lower import lower
+from graphc.targets.cuda import Cuda
+
+HOPPER = "sm_90a"
+BATCH = """graph @g(%x: f16[2,72,200], %w: f16[2,200,88]) -> ? {
+  %y = MatMul(%x, %w)
+  return %y
+}"""
+ACROSS = """graph @g(%x: f16[136,72], %w: f16[136,200]) -> ? {
+  %t = Transpose(%x) {perm=[1,0]}
+  %y = MatMul(%t, %w)
+  return %y
+}"""
+LAYER = """graph @g(%x: bf16[150,264]) -> ? {
+  const %w : bf16[264,140] = random(seed=1)
+  const %b : bf16[140] = random(seed=2)
+  %a = MatMul(%x, %w)
+  %c = Add(%a, %b)
+  %y = Relu(%c)
+  return %y
+}"""
+BYTES = """graph @g(%x: i8[70,320]) -> ? {
+  const %w : i8[320,72] = random(seed=1)
+  %y = MatMulInteger(%x, %w)
+  return %y
+}"""
+SHORT = BATCH.replace("200", "48")
+PAIRS = replace(ProducerTile(64, 128, 64, 128, 32, 4, most=2), cluster=2)
+GRAPHS = {"batch": BATCH, "across": ACROSS, "layer": LAYER, "bytes": BYTES, "short": SHORT}
+SMALL = ProducerTile(128, 64, 64, 64, 32, 4, most=2)
+
+
+def produced(text: str, tile: ProducerTile = SMALL) -> CudaSource:
+    """The CUDA C of a graph with a tile of this kind."""
+    graph = optimise(graph_of(text), target=Cuda())
+    known = strategies(HOPPER)
+    source = emit(lower(graph, [lambda c: lower_matrix_cores(c, machine(HOPPER), tile), *known]))
+    assert "copy_box_" in source.text
+    return source
+
+
+def agree(found, wanted, tolerance):
+    found, wanted = (np.asarray(each, np.float64) for each in (found, wanted))
+    np.testing.assert_allclose(found, wanted, tolerance, 1e-5 * np.ptp(wanted))
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_simulator_agrees(name):
+    source = produced(GRAPHS[name])
+    inputs = inputs_of(source.program)
+    (wanted,) = interpret(graph_of(GRAPHS[name]), inputs)
+    agree(simulate(source, (0, 1, 2))(inputs)[0], wanted, 8e-3 if name == "layer" else 1e-3)
+
+
+@needs_nvcc
+@needs_compiler
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_ptx_agrees(name):
+    source = produced(GRAPHS[name])
+    inputs = inputs_of(source.program)
+    (wanted,) = interpret(graph_of(GRAPHS[name]), inputs)
+    for order in (0, 1):
+        found = run_ptx(source, HOPPER, order)(inputs)[0]
+        agree(found, wanted, 8e-3 if name == "layer" else 1e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["across", "layer"])
+def test_clusters_share_columns(name):
+    """Four blocks of rows, two at once: each of a cluster copies half of the columns to both."""
+    text = GRAPHS[name].replace("136,72]", "136,200]").replace("bf16[150", "bf16[250")
+    source = produced(text, PAIRS)
+    assert "share_box_2<1>(" in source.text and "__cluster_dims__(2, 1, 1)" in source.text
+    assert source.steps[-1].grid == 2
+    inputs = inputs_of(source.program)
+    (wanted,) = interpret(graph_of(text), inputs)
+    tolerance = 8e-3 if name == "layer" else 1e-3
+    agree(simulate(source, (0, 1))(inputs)[0], wanted, tolerance)
+    for order in (0, 1) if find_nvcc() else ():
+        agree(run_ptx(source, HOPPER, order)(inputs)[0], wanted, tolerance)
+
+
+@needs_nvcc
+@needs_compiler
+@pytest.mark.parametrize("line", ["give_back_to_both(empty", "meet_cluster()"])
+def test_what_clusters_leave_out_is_a_fault(line):
+    source = produced(ACROSS.replace("136,72]", "136,200]"), PAIRS)
+    kept = [x for x in source.text.split("\n") if not x.strip().startswith(line)]
+    with pytest.raises(PtxFault):
+        run_ptx(replace(source, text="\n".join(kept)), HOPPER)(inputs_of(source.program))
+
+
+@needs_nvcc
+@needs_compiler
+@pytest.mark.parametrize("sides", PRODUCER_SIDES, ids=lambda s: "x".join(map(str, s)))
+def test_every_tile(sides):
+    text = ACROSS.replace("136,72", "136,264").replace("136,200", "136,264")
+    source = produced(text, ProducerTile(*sides, 32, 4, most=3))
+    assert ("take_registers<" in source.text) == (source.steps[-1].block == 384)
+    inputs = inputs_of(source.program)
+    (wanted,) = interpret(graph_of(text), inputs)
+    agree(run_ptx(source, HOPPER)(inputs)[0], wanted, 1e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("line, match", [
+    ("expect_bytes(full", "wait at different barriers|ended while others wait"),
+    ("give_back(empty", "wait at different barriers|ended while others wait"),
+    ("make_barrier(empty", "never made"),
+])  # fmt: skip
+def test_what_is_left_out_is_noticed(line, match):
+    source = produced(ACROSS, replace(SMALL, stages=2))
+    text = "\n".join(x for x in source.text.split("\n") if not x.strip().startswith(line))
+    with pytest.raises(SimulationError, match=match):
+        simulate(replace(source, text=text), (0,))(inputs_of(source.program))
+
+
+@needs_nvcc
+@needs_compiler
+@pytest.mark.parametrize("line", [
+    "await_phase(full", "await_phase(empty", "expect_bytes(full", "give_back(empty",
+    "fence_barriers()", "wait_products<", "begin_products()", "__syncthreads()",
+])  # fmt: skip
+def test_what_is_left_out_is_a_fault_of_the_ptx(line):
+    source = produced(ACROSS, replace(SMALL, stages=2, most=1))
+    kept = [x for x in source.text.split("\n") if not x.strip().startswith(line)]
+    with pytest.raises(PtxFault):
+        for order in (0, 1):
+            run_ptx(replace(source, text="\n".join(kept)), HOPPER, order)(inputs_of(source.program))
+
+
+def test_it_is_chosen_for_matrices_and_not_for_windows():
+    large = ACROSS.replace("136,72", "512,1024").replace("136,200", "512,1024")
+    source = emit(program_for(graph_of(large), "cuda", arch=HOPPER))
+    assert "share_box_2" in source.text and len(source.plan()["launches"][0]["maps"]) == 2
+    conv = """graph @g(%x: f16[2,64,9,8]) -> ? {
+  const %w : f16[72,64,3,3] = random(seed=1)
+  %y = Conv(%x, %w) {pads=[1,0,1,2]}
+  return %y
+}"""
+    assert "copy_box_" not in emit(program_for(graph_of(conv), "cuda", arch=HOPPER)).text
+    assert "copy_box_" not in emit(program_for(graph_of(large), "cuda", arch="sm_90a,sm_80")).text
+
+
+@needs_compiler
+def test_the_runtime_makes_maps_for_the_addresses_of_a_run():
+    source = produced(LAYER)
+    plan, weights = launch_plan(source)
+    model = Model(json.loads(json.dumps(plan)), weights, source.text.encode(), FakeDriver())
+    inputs = inputs_of(source.program)
+    (wanted,) = interpret(graph_of(LAYER), inputs)
+    for _ in range(3):  # one by one, captured, replayed
+        agree(model.run(inputs)[0], wanted, 8e-3)
+    resident = model.to_device(inputs[0])
+    agree(model.run([resident])[0].numpy(), wanted, 8e-3)
