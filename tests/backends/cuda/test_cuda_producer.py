@@ -1,15 +1,17 @@
 """Products whose operands come by TMA: every way operands lie, persistent blocks, the runtime."""
 
 import json
+import subprocess
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from cuda_programs import graph_of, inputs_of, needs_compiler, needs_nvcc
 from fake_driver import FakeDriver
+from fake_gpu import toolkit
 
 from graphc.backends.cuda import CudaSource, emit
-from graphc.backends.cuda.bundle import launch_plan
+from graphc.backends.cuda.bundle import bundle_files, launch_plan
 from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import find_nvcc
 from graphc.backends.cuda.ptx import PtxFault, run_ptx
@@ -176,3 +178,14 @@ def test_the_runtime_makes_maps_for_the_addresses_of_a_run():
         agree(model.run(inputs)[0], wanted, 8e-3)
     resident = model.to_device(inputs[0])
     agree(model.run([resident])[0].numpy(), wanted, 8e-3)
+
+
+@needs_compiler
+@needs_nvcc
+def test_the_host_compiler_takes_the_maps_of_a_launcher(tmp_path):
+    for path, contents in bundle_files(produced(LAYER)).items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(contents)
+    include = toolkit(find_nvcc()) / "include"
+    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{include}", "-fsyntax-only"]
+    subprocess.run([*command, "model.cpp"], cwd=tmp_path, check=True)

@@ -58,6 +58,7 @@ namespace {{
 using graphc::Argument;
 using graphc::Check;
 using graphc::Launch;
+using graphc::Map;
 using graphc::Size;
 using graphc::Space;
 using graphc::Tensor;
