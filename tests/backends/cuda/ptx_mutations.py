@@ -9,7 +9,7 @@ from dataclasses import dataclass
 Change = Callable[[str], str]
 SWIZZLE, STRIDE, LEADING = 62, 32, 16  # bits of matrix descriptors
 UNUSED = 1  # the leading offset where the depth is innermost
-DESCRIPTOR = r"or\.b64 .*, (\d{15,});"
+DESCRIPTOR = r"add\.s64 .*, (\d{15,});"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,6 @@ MUTATIONS = (
     _number("stride of a descriptor", DESCRIPTOR, lambda n: n ^ 96 << STRIDE),
     _number("leading offset of a descriptor", DESCRIPTOR,
             lambda n: n if n >> LEADING & 0x3FFF == UNUSED else n ^ 24 << LEADING),
-    _number("address of a descriptor", r"and\.b32 .*, (26\d{4});", lambda n: n >> 4),
     _number("bits of a descriptor's address", r"shr\.u32 .*, (4);", lambda n: 3),
     _flag("transpose of a", -2), _flag("transpose of b", -1),
     _operand("scale of sums 0", r"wgmma\.mma_async", -1, "0"),

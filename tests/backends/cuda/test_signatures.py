@@ -3,6 +3,7 @@
 import pytest
 
 from graphc.backends.cuda import emit
+from graphc.backends.cuda.bulk_instructions import BOXES
 from graphc.backends.cuda.instructions import FUNCTIONS, VECTORS
 from graphc.backends.cuda.printer import WARP_REDUCTIONS, WARP_RUNNING
 from graphc.backends.cuda.signatures import SIGNATURES, VARIADIC
@@ -26,7 +27,7 @@ def text_of(statement: str) -> str:
 
 
 def test_every_instruction_has_a_signature():
-    assert set(SIGNATURES) == {*FUNCTIONS, *WARP_RUNNING}
+    assert set(SIGNATURES) == {*FUNCTIONS, *BOXES, *WARP_RUNNING}
     assert set(VARIADIC) == {*VECTORS, *WARP_REDUCTIONS}
 
 
