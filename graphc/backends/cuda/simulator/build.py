@@ -115,7 +115,7 @@ class MapStructure(ctypes.Structure):
 
 
 def mapped(
-    maps: Sequence[TensorMap], data: Sequence[Any], sizes: Sequence[int], defined: Sequence[Any],
+    maps: Sequence[TensorMap], data: Any, sizes: Sequence[int], defined: Any,
 ) -> ctypes.Array[MapStructure]:  # fmt: skip
     """Maps of tensors in arguments of a launch, which are so many bytes at these addresses."""
     made = (MapStructure * max(len(maps), 1))()
