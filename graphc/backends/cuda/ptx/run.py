@@ -10,8 +10,8 @@ from graphc.backends.cuda.emit import CudaSource
 from graphc.backends.cuda.hosted import HostedRun, Runner
 from graphc.backends.cuda.machine_code import machine_code
 from graphc.backends.cuda.ptx.kernels import Buffer, Memory, PtxKernels, device_memory
-from graphc.backends.cuda.schedule import schedule, shuffled
 from graphc.backends.cuda.ptx.tensor_maps import TensorMap
+from graphc.backends.cuda.schedule import schedule, shuffled
 from graphc.backends.cuda.steps import LaunchStep
 from graphc.backends.cuda.tensor_maps import SWIZZLE
 from graphc.ir.checks import judged
