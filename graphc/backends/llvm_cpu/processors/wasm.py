@@ -1,7 +1,6 @@
-"""WebAssembly of 32 bits with vectors (SIMD128), as all current engines have it; relaxed vectors,
-whose products may be rounded once or twice, as an option."""
+"""WebAssembly of 32 bits with vectors (SIMD128), as all current engines have it."""
 
-from graphc.backends.llvm_cpu.processors.table import FUSED, Architecture, Level
+from graphc.backends.llvm_cpu.processors.table import Architecture, Level
 
 _MVP = frozenset(
     [
@@ -13,16 +12,13 @@ _MVP = frozenset(
         "sign-ext",
     ]
 )
-_SIMD = _MVP | {"simd128"}
-
 WASM32 = Architecture(
     "wasm32",
     {
         "scalar": Level(_MVP, 0, 16),
-        "simd128": Level(_SIMD, 128, 16),
-        "relaxed-simd": Level(_SIMD | {"relaxed-simd"}, 128, 16),
+        "simd128": Level(_MVP | {"simd128"}, 128, 16),
     },
     {"generic": "simd128"},
     "simd128",
-    {"relaxed-simd": (FUSED,)},
+    {},
 )
