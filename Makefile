@@ -4,13 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.graphc-installed
 EXTRAS ?= dev
+CASES  ?= 0
 
 .PHONY: help demo test check bench lint docs clean
 
 help:
 	@echo "make demo    compile and run the sample model"
 	@echo "make test    ruff, mypy and pytest, with a sample of each large suite"
-	@echo "make check   the same with every test"
+	@echo "make check   the same with every test, or with CASES=N at most N cases of each function"
 	@echo "make bench   time the sample model against ONNX Runtime"
 	@echo "make lint    ruff and mypy only"
 	@echo "make docs    the documentation as a site, in build/site"
@@ -33,7 +34,7 @@ test: lint
 	$(BIN)/python -m pytest -q -n auto --dist worksteal --quick
 
 check: lint
-	$(BIN)/python -m pytest -q -n auto --dist worksteal
+	$(BIN)/python -m pytest -q -n auto --dist worksteal --cases $(CASES)
 
 bench: $(STAMP)
 	$(BIN)/graphc bench models/digits_cnn.onnx --dim N=1 --threads 1

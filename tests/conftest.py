@@ -1,8 +1,8 @@
 """What the whole suite shares: options, markers, and a folder for tests that write into theirs.
 
-Tests marked `gpu` need a GPU; where there is none they are skipped, and say why. With --quick at
-most QUICK cases of each function run, always the same ones: n of a function marked `suite(n)`, none
-of one marked `suite`.
+Tests marked `gpu` need a GPU; where there is none they are skipped, and say why. With --cases N at
+most N cases of each function run, always the same ones. --quick is --cases QUICK: then n cases run
+of a function marked `suite(n)`, none of one marked `suite`; with a larger N more in proportion.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ from graphc.passes.rewriter import RULES
 from graphc.targets import TARGETS
 
 QUICK = 2
-SIMULATED = "tests/backends/cuda/"  # where a case compiles C++, for about a second: one of each
+SIMULATED = "tests/backends/cuda/"  # where a case compiles C++, for about a second: half as many
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--damages", type=int, default=40, help="damaged copies to try of each kind of file"
     )
-    parser.addoption("--quick", action="store_true", help=f"at most {QUICK} cases of each function")
+    parser.addoption("--cases", type=int, default=0, help="at most so many cases of each function")
+    parser.addoption("--quick", action="store_true", help=f"the same as --cases {QUICK}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("quick"):
-        leave_out(beyond_quick(items), config, items)
+    cases = QUICK if config.getoption("quick") else config.getoption("cases")
+    if cases:
+        leave_out(beyond(cases, items), config, items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if marked else ""
     for item in marked if reason else ():
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def beyond_quick(items: list[pytest.Item]) -> set[str]:
-    """The names of the cases that --quick leaves out: of each function those of largest hashes."""
+def beyond(most: int, items: list[pytest.Item]) -> set[str]:
+    """The names of the cases that --cases leaves out: of each function those of largest hashes."""
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         functions[item.nodeid.split("[")[0]].append(item)
     names: set[str] = set()
     for cases in functions.values():
         marker = cases[0].get_closest_marker("suite")
-        usual = 1 if cases[0].nodeid.startswith(SIMULATED) else QUICK
-        kept = usual if marker is None else next(iter(marker.args), 0)
+        kept = max(1, most // 2) if cases[0].nodeid.startswith(SIMULATED) else most
+        if marker is not None:
+            kept = next(iter(marker.args), 0) * most // QUICK + most - QUICK
         ordered = sorted((case.nodeid for case in cases), key=lambda s: (zlib.crc32(s.encode()), s))
         names.update(ordered[kept:])
     return names

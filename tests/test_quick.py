@@ -1,4 +1,4 @@
-"""--quick runs a few cases of each function, always the same; without it all of them run."""
+"""--quick and --cases run some cases of each function, always the same; without them all run."""
 
 from __future__ import annotations
 
@@ -46,3 +46,7 @@ def test_a_sample_of_each_function(tmp_path):
     count = {name: sum(test.startswith(name) for test in quick) for name in NAMES}
     assert count == {"test_sampled": 5, "test_long": 0, "test_usual": QUICK, "test_plain": 1}
     assert collected(tmp_path, "--quick") == quick
+    more = collected(tmp_path, "--cases", "3")
+    count = {name: sum(test.startswith(name) for test in more) for name in NAMES}
+    assert count == {"test_sampled": 8, "test_long": 1, "test_usual": 3, "test_plain": 1}
+    assert set(quick) < set(more)
