@@ -241,7 +241,7 @@ def test_gpu_kernels_in_the_simulator(capsys):
     hopper = ["--simulate", "--precision", "f16", "--arch", "sm_90a"]
     assert "passed: cuda" in ok(capsys, "verify", DIGITS, *pins, *hopper)
     assert "right after every rewrite" in ok(capsys, "bisect", DIGITS, *pins, *hopper)
-    for option in ("--simulate", "--tune", "--device=1", "--arch=sm_80"):
+    for option in ("--simulate", "--device=1", "--arch=sm_80"):
         told = refused(capsys, "run", DIGITS, "--dim", "N=1", option)
         assert f"{option.split('=')[0]}: goes with --target cuda" in told
     times = json.loads(ok(capsys, "bench", DIGITS, *pins, "--simulate", "--seconds", "0", "--json"))

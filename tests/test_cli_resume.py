@@ -59,7 +59,8 @@ def test_what_a_planned_program_becomes(capsys, stages, tmp_path):
     assert "steps of" in ok(capsys, "compile", *planned)
     ok(capsys, "compile", *planned, "--emit", "program", "-o", tmp_path / "again.gir")
     assert (tmp_path / "again.gir").read_text() == (stages / "planned.gir").read_text()
-    assert "becomes a .so or .o" in refused(capsys, "compile", *planned, "-o", tmp_path / "x.gcm")
+    told = refused(capsys, "compile", *planned, "-o", tmp_path / "x.gcm")
+    assert "becomes one of .so, .wasm, .o, .obj, .a" in told
     assert "no graph is left" in refused(capsys, "compile", *planned, "--emit", "ir")
     assert "are fixed" in refused(capsys, "compile", *planned, "--dim", "N=3")
     assert "--start-from planned" in refused(capsys, "compile", stages / "planned.gir")

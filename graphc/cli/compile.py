@@ -81,7 +81,7 @@ EPILOG = examples(
     ("graphc compile model.onnx -o model.gcm --dim batch=1..8", "for graphc.load and graphc run"),
     ("graphc compile model.onnx --target c -o firmware/model", "C99 for a microcontroller"),
     ("graphc compile model.onnx --target c --cpu cortex-m55 -o firmware", "with its vectors"),
-    ("graphc compile kws.onnx --target c --stream time -o firmware", "a step for each new frame"),
+    ("graphc compile model.onnx --target c --stream x:0 -o firmware", "a step for each row of x"),
     ("graphc compile model.onnx --target cuda --arch sm_90 -o gpu/model", "kernels for a GPU"),
     ("graphc compile model.onnx --train all --optimizer adamw -o step.onnx", "a training step"),
     ("graphc compile model.onnx --emit ir --stop-after canonical", "the graph after clean-up"),
