@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from runtime_compare import DOMAIN, check, runtime_model
-from saturation import LARGEST_WEIGHT
+from saturation import LARGEST_WEIGHT, SATURATES
 
 from graphc import driver
 from graphc.errors import ModelError, UnsupportedError
@@ -129,7 +129,9 @@ def test_weights_stay_packed(bits, level, rows, target):
     given = [floats(rows, 256), *operands]
     proto = runtime_model("MatMulNBits", given, attrs, constants={1, 2, 3})
     program = driver.program_for(driver.typed(proto), target)
-    spare = 64 * 8 * 5  # bytes: zero points in whole bytes, and int32 sums of blocks
+    spare = 64 * 8  # bytes: one processor's vectors take whole bytes of zero points
+    if SATURATES and target == "cpu" and level == 4:
+        spare += 64 * 8 * 4  # without VNNI, int32 sums of blocks are stored
     assert sum(x.nbytes for x in program.constants) <= sum(x.nbytes for x in operands) + spare
 
 
