@@ -19,7 +19,7 @@ from graphc.ir.expr import (
     maximum,
     minimum,
 )
-from graphc.ir.simplify import from_poly, simplify, to_poly
+from graphc.ir.simplify import Poly, from_poly, simplify, to_poly
 from graphc.records import dataclass
 
 
@@ -94,8 +94,9 @@ def within(
     return Range(low, extent), used
 
 
-def _bound(atom: Expr, axis: Index) -> tuple[bool, Expr] | None:
-    """(True, first value) or (False, end) that a comparison affine in `axis` puts on it."""
+def at_least_zero(atom: Expr) -> Poly | None:
+    """The polynomial that a comparison of sizes says is at least 0; None if it is no such
+    comparison."""
     if not (isinstance(atom, Call) and atom.op.name in ("ge", "gt", "lt", "le")):
         return None
     left, right = atom.args
@@ -106,10 +107,18 @@ def _bound(atom: Expr, axis: Index) -> tuple[bool, Expr] | None:
         poly = {k: -v for k, v in poly.items()}
     if atom.op.name in ("lt", "gt"):
         poly[()] = poly.get((), 0) - 1
+    return {k: v for k, v in poly.items() if v}
+
+
+def _bound(atom: Expr, axis: Index) -> tuple[bool, Expr] | None:
+    """(True, first value) or (False, end) that a comparison affine in `axis` puts on it."""
+    poly = at_least_zero(atom)
+    if poly is None:
+        return None
     step = poly.pop((axis,), 0)
     if step == 0 or any(axis in free_indices(x) for atoms in poly for x in atoms):
         return None
-    rest = from_poly({k: v for k, v in poly.items() if v})
+    rest = from_poly(poly)
     if step > 0:  # step * axis + rest >= 0
         return True, -(rest // step)
     return False, rest // -step + 1

@@ -24,7 +24,6 @@ import numpy as np
 
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import (
-    TRUE,
     Call,
     Const,
     Expr,
@@ -40,10 +39,11 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer
+from graphc.ir.ops.helpers import all_of
 from graphc.ir.simplify import bounds_of_poly, from_poly, simplify, to_poly
 from graphc.ir.types import Shape
 from graphc.passes.analysis.computation import Computation, Output
-from graphc.passes.analysis.guards import conjuncts
+from graphc.passes.analysis.guards import at_least_zero, conjuncts
 from graphc.records import dataclass
 
 WORD = 8  # bits of element types whose values are all tried as padding
@@ -354,25 +354,15 @@ class _Analysis:
             return None
         self.fills[source] = fill
         rest = [x for x in atoms if x not in mine]
-        held = rest[0] if rest else TRUE
-        for atom in rest[1:]:
-            held = held & atom
-        return inside if not rest else Call(node.op, (held, inside, beyond), node.dtype)
+        return Call(node.op, (all_of(rest), inside, beyond), node.dtype) if rest else inside
 
 
 def _is_edge(atom: Expr, row: Expr, count: int) -> bool:
     """Whether a comparison says that a row is not above the first or not below the last."""
-    if not (isinstance(atom, Call) and atom.op.name in ("ge", "gt", "lt", "le")):
+    poly = at_least_zero(atom)
+    if poly is None:
         return False
-    left, right = atom.args
-    if left.dtype is not i64:
-        return False
-    poly = to_poly(simplify(left - right))
-    if atom.op.name in ("lt", "le"):
-        poly = {k: -v for k, v in poly.items()}
-    if atom.op.name in ("lt", "gt"):
-        poly[()] = poly.get((), 0) - 1
-    at_least = from_poly({k: v for k, v in poly.items() if v})  # >= 0
+    at_least = from_poly(poly)
     return simplify(at_least - row) is Const(0, i64) or (
         simplify(at_least + row - (count - 1)) is Const(0, i64)
     )
