@@ -130,14 +130,19 @@ def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) ->
 
 
 def vectors_of(rows: int, needed: int, registers: int) -> int:
-    """Vectors per panel: two for tall problems, more where there are few rows."""
+    """Vectors per panel: two for tall problems, more where there are few rows. One row takes up to
+    two more where the last panel is fuller then, as panels of constants are stored whole."""
     if needed == 1:
         return 1
     if rows >= 8 or registers < 32 and rows >= 4:
         return 2
     if rows >= 5:
         return min(needed, 3)
-    return min(needed, 8 if registers >= 32 else 4, max(2, (registers - 4) // max(rows, 1) - 1))
+    most_of = 8 if registers >= 32 else 4
+    vectors = min(needed, most_of, max(2, (registers - 4) // max(rows, 1) - 1))
+    if rows > 1 or vectors < most_of:
+        return vectors
+    return min(range(vectors, vectors + 3), key=lambda size: -needed % size)
 
 
 def _meet_in_cache(a: Expr, row: Index) -> bool:

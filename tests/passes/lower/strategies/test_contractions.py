@@ -357,3 +357,12 @@ def test_few_columns(columns):
     graph, inputs = build(lambda b, x: b.MatMul(x, matrix), x=floats(rng(6), 9, 20))
     assert "contract" in used(graph)
     check(graph, inputs)
+
+
+@pytest.mark.parametrize("columns, width", [(1000, 16), (1000, 32), (80, 32), (1008, 64)])
+def test_panels_of_one_row_store_no_columns_that_are_not_there(columns, width):
+    r = rng(columns)
+    w = floats(r, 8, columns)
+    graph, inputs = build(lambda b, x: b.MatMul(x, w), x=floats(r, 1, 8))
+    assert sum(c.nbytes for c in program_of(graph, width).constants) == w.nbytes
+    check(graph, inputs, (width,))
