@@ -54,13 +54,14 @@ class Cpu(Rounding, Tuned, Trains):
     )  # fmt: skip
     mcpu: str = option(
         "", "the processor, or its level of instructions, as cortex-a76, x86-64-v3, rv64gcv or "
-        "simd128 (default: this machine's; with --triple, what is usual there)", metavar="CPU",
+        "simd128 (default: this machine's; with --triple, what is usual there); of several, as "
+        "x86-64-v2,x86-64-v3,x86-64-v4, a library takes the best that it meets", metavar="CPU",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.triple or self.mcpu:
-            _ = self.cpu  # complains now
+            _ = self.cpu, self.levels  # complain now
         if self.tune and not self.is_here:
             raise ModelError(f"tune: kernels are measured on this machine, not on {self.processor}")
 
@@ -71,8 +72,35 @@ class Cpu(Rounding, Tuned, Trains):
 
         if self.is_here:
             return host_target()
-        triple = host_target().triple if self.triple in ("", HOST) else self.triple
-        return cross_target(triple, self.mcpu)
+        return cross_target(self._platform, self.mcpu.split(",")[0])
+
+    @property
+    def _platform(self) -> str:
+        """The triple that code is for."""
+        from graphc.backends.llvm_cpu.target import host_target
+
+        return host_target().triple if self.triple in ("", HOST) else self.triple
+
+    @cached_property
+    def levels(self) -> list[str]:
+        """The processors that code is made for, from least to most, if there are several."""
+        from graphc.backends.llvm_cpu.dispatch_ir import detection_of
+        from graphc.backends.llvm_cpu.triples import platform_of
+
+        names = self.mcpu.split(",")
+        if len(names) == 1:
+            return []
+        platform = platform_of(self._platform)
+        detection_of(platform)  # complains now
+        architecture = platform.architecture
+        known = list(architecture.levels.values())
+        levels = {name: known.index(architecture.level(name)[1]) for name in names if name}
+        if len(set(levels.values())) < len(names):
+            raise ModelError(
+                f"mcpu {self.mcpu!r}: required processors of different levels, found two of one "
+                f"level, or an empty name; levels: {', '.join(architecture.levels)}"
+            )
+        return sorted(names, key=levels.__getitem__)
 
     @property
     def is_here(self) -> bool:
@@ -157,6 +185,11 @@ class Cpu(Rounding, Tuned, Trains):
     def _apart(self, build: Build) -> CompileStatic:
         from graphc.backends.llvm_cpu.apart import ApartModel
 
+        if self.levels:
+            raise UnsupportedError(
+                f"mcpu {self.mcpu!r}: one processor is needed to run a model; "
+                "several make a library"
+            )
         if build.recorder is not None:
             raise UnsupportedError(f"steps are timed on this machine, not with {self.processor}")
         return lambda graph: ApartModel(build.program(graph), self.cpu)
@@ -203,21 +236,32 @@ class Cpu(Rounding, Tuned, Trains):
 
     def _write(self, job: Job, path: Path) -> None:
         from graphc.backends.llvm_cpu import aot
-        from graphc.backends.llvm_cpu.apart import ApartModel
-        from graphc.passes import maps
 
         if path.suffix == ".gcm":
             self._save(job, path)
             return
+        if self.levels:
+            programs = [
+                (level, self._program(job.on(replace(self, mcpu=level)), path))
+                for level in self.levels
+            ]
+            aot.build_levels(programs, path, self._platform, job.provenance)
+            return
         if not self.is_apart:  # the program is wanted, not code in this process
             job = job.on(replace(self, triple=HOST))
+        aot.build(self._program(job, path), path, self.cpu, job.provenance)
+
+    def _program(self, job: Job, path: Path) -> Program:
+        """The model as one program for another process."""
+        from graphc.backends.llvm_cpu.apart import ApartModel
+        from graphc.passes import maps
+
         compiled = job.compiled()
         made = self._made(job, compiled, path)
         if len(made) != 1 or not isinstance(made[0], ApartModel):
             self._refuse_parts(job, path)
-        else:
-            maps.tell(compiled.graph, maps.presented(compiled.graph))
-            aot.build(made[0].program, path, self.cpu, job.provenance)
+        maps.tell(compiled.graph, maps.presented(compiled.graph))
+        return made[0].program
 
     def _save(self, job: Job, path: Path) -> None:
         """Writes what graphc.load reads."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from graphc.backends.cfamily.names import comment
 from graphc.backends.llvm_cpu.aot_sizes import SizesOfLibrary
 from graphc.backends.llvm_cpu.image import Image
@@ -11,8 +13,9 @@ from graphc.ir.alignment import ALIGNMENT
 from graphc.ir.types import TensorType
 
 
-def header(image: Image, name: str, platform: Platform) -> str:
-    """The header of a library for a platform, whose functions begin with a name."""
+def header(image: Image, name: str, platform: Platform, levels: Sequence[str] = ()) -> str:
+    """The header of a library for a platform, whose functions begin with a name. It chooses among
+    `levels` of instructions, where there are several."""
     upper = name.upper()
     sizes = SizesOfLibrary(name, image.sizes, image.counts)
     lines = [
@@ -37,7 +40,9 @@ def header(image: Image, name: str, platform: Platform) -> str:
             lines += _tensor_macros(f"{upper}_{kind}{number}", label, type)
     told = (_OPEN if image.sizes else "") + (_COUNTED if image.counts else "")
     told = told.format(upper=upper)
+    choosing = _CHOOSING.format(name=name, levels=", ".join(levels)) if levels else ""
     declarations = _DECLARATIONS.format(
+        choosing=choosing,
         allocating=_ALLOCATING.format(name=name) if platform.has_libc else "",
         alignment=ALIGNMENT, name=name, upper=upper, sizes=sizes.parameter, told=told,
         shapes=sizes.declarations([type for _, type in image.told]),
@@ -78,13 +83,19 @@ _ALLOCATING = """\
 void {name}_destroy({name}_context *context);
 
 """
+_CHOOSING = """\
+/* The code in use, of {levels}: the greatest that the
+ * processor has. NULL if it has none; then there is no context either. */
+const char *{name}_processor(void);
+
+"""
 _DECLARATIONS = """#ifdef __cplusplus
 extern "C" {{
 #endif
 
 typedef struct {name}_context {name}_context;
 
-{allocating}/* A context in memory of the caller's, {upper}_CONTEXT_BYTES at a multiple
+{choosing}{allocating}/* A context in memory of the caller's, {upper}_CONTEXT_BYTES at a multiple
  * of {alignment}; NULL at another address. It runs on the calling thread; to end it, release
  * the memory. */
 {name}_context *{name}_place(void *memory);

@@ -50,10 +50,12 @@ def compile_module(text: str, target: CpuTarget | None = None, pipeline: str = "
 
 
 def assemble(
-    texts: Sequence[str], exports: Collection[str], target: CpuTarget, pipeline: str = "light"
-) -> bytes:
+    texts: Sequence[str], exports: Collection[str], target: CpuTarget, pipeline: str = "light",
+    hidden: bool = False,
+) -> bytes:  # fmt: skip
     """One object file of several modules, of whose functions only `exports`, and those that are
-    weak, are seen from outside."""
+    weak, are seen from outside; where they are `hidden`, by the library alone that it is part
+    of."""
     with _lock, _addresses_as_given():
         machine = target_machine(target)
         module, *others = map(_parsed, texts)
@@ -63,6 +65,8 @@ def assemble(
             own = value.linkage is llvm.Linkage.external and not value.is_declaration
             if own and value.name not in exports:
                 value.linkage = "internal"
+            elif own and hidden:
+                value.visibility = "hidden"
         return machine.emit_object(_optimised(module, machine, pipeline, whole=True))
 
 
