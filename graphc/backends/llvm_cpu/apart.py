@@ -18,16 +18,16 @@ import numpy as np
 
 from graphc.backends.llvm_cpu.codegen import image_of, llvm_text
 from graphc.backends.llvm_cpu.counted import Cut
+from graphc.backends.llvm_cpu.image import OpenShapes
 from graphc.backends.llvm_cpu.linking import link_program, link_wasm
 from graphc.backends.llvm_cpu.modules import Weights, object_of
 from graphc.backends.llvm_cpu.runner_ir import EXPORTS, Layout, layout_of, runner_ir
 from graphc.backends.llvm_cpu.target import CpuTarget, host_target
 from graphc.backends.llvm_cpu.triples import Platform, platform_of
-from graphc.errors import ModelError, UnsupportedError
+from graphc.errors import UnsupportedError
 from graphc.files import write_bytes
 from graphc.ir.checks import judged
 from graphc.ir.program import Program
-from graphc.ir.types import largest
 
 _NODE = """import { readFileSync, writeSync } from "node:fs";
 const module = new WebAssembly.Module(readFileSync(process.argv[2]));
@@ -42,24 +42,24 @@ for (let at = 0; at < given.length; ) at += writeSync(1, given, at);
 _QEMU = {"x86_64": "x86_64", "aarch64": "aarch64", "armv7": "arm", "riscv64": "riscv64"}
 
 
-class ApartModel:
+class ApartModel(OpenShapes):
     """A program, for any machine, that can be called. `program` and `target` are what it is made
     of; `emulator` is the command that runs it, where that of the platform is not wanted."""
 
     def __init__(self, program: Program, target: CpuTarget, emulator: Sequence[str] = ()):
         self.program, self.target = program, target
         self.emulator = list(emulator)
-        self.image = image_of(program, target)
+        super().__init__(image_of(program, target))
         self.platform = platform_of(target.triple)
         self.nbytes = sum(c.nbytes for c in program.constants)
-        self._outputs = [(t.dims, t.dtype.np) for _, t in self.image.outputs]
         self._cut = Cut(self.image)
 
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         layout, image = layout_of(self.image), self.image
         sizes, shapes = self._at([array.shape for array in inputs])
         taken = bytearray(layout.taken)
-        taken[: 8 * len(sizes)] = np.asarray(sizes, "<i8").tobytes()
+        known = 8 * len(image.sizes)
+        taken[:known] = bytes(sizes)[:known]
         for place, array in zip(layout.inputs, inputs):
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             taken[place : place + data.nbytes] = data.data
@@ -71,24 +71,6 @@ class ApartModel:
         results = judged(image.checks, outputs)
         told = np.frombuffer(given, "<i8", len(image.sizes) + len(image.counts)).tolist()
         return self._cut(results, told) if image.counts else results
-
-    def takes(self, shapes: Sequence[tuple[int, ...]]) -> bool:
-        """Whether a program of open shape takes inputs of these shapes."""
-        try:
-            self._at(shapes)
-        except ModelError:
-            return False
-        return True
-
-    def _at(self, shapes: Sequence[tuple[int, ...]]) -> tuple[list[int], list]:
-        """The sizes for inputs of these shapes, and the outputs' types, which are the largest where
-        data decides."""
-        from graphc.ir.sizes import Extents, sizes_of
-
-        values = list(sizes_of(self.image.sizes, self.image.inputs, shapes))
-        extent_of = Extents(dict(zip(self.image.sizes, values)))
-        outputs = [(tuple([largest(extent_of(d)) for d in dims]), t) for dims, t in self._outputs]
-        return values, outputs
 
     def _given(self, taken: bytes, layout: Layout) -> bytes:
         command = [*self._command, str(self._file)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphc.errors import ModelError
 from graphc.ir.checks import Check
-from graphc.ir.types import TensorType
+from graphc.ir.types import TensorType, largest
 from graphc.records import dataclass
 
 if TYPE_CHECKING:
@@ -54,3 +57,43 @@ class Image:
     def told(self) -> Interface:
         """The outputs that a caller sees: those but the keys of checks."""
         return self.outputs[:-1] if self.checks else self.outputs
+
+
+MOST_MET = 1 << 10  # shapes whose sizes are remembered
+
+
+class OpenShapes:
+    """What an image of open shape reads and gives at shapes of inputs; those met are remembered."""
+
+    def __init__(self, image: Image):
+        self.image = image
+        self._outputs: list[Any] = [(t.dims, t.dtype.np) for _, t in image.outputs]
+        self._met: dict[tuple, tuple[Any, list]] = {}  # sizes and outputs, by shapes
+
+    def takes(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Whether the program takes inputs of these shapes."""
+        try:
+            self._at(shapes)
+        except ModelError:
+            return False
+        return True
+
+    def _at(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, list]:
+        """The sizes for inputs of these shapes, as the code reads them, with room for those that it
+        writes, and the outputs' types, which are the largest where data decides."""
+        key = tuple(shapes)
+        known = self._met.get(key)
+        if known is None:
+            if len(self._met) >= MOST_MET:
+                self._met.clear()
+            known = self._met[key] = self._computed(shapes)
+        return known
+
+    def _computed(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, list]:
+        from graphc.ir.sizes import Extents, sizes_of  # code of constant shapes needs none
+
+        image = self.image
+        values = sizes_of(image.sizes, image.inputs, shapes)
+        extent_of = Extents(dict(zip(image.sizes, values)))
+        outputs = [(tuple([largest(extent_of(d)) for d in dims]), t) for dims, t in self._outputs]
+        return (ctypes.c_int64 * (len(values) + len(image.counts)))(*values), outputs

@@ -16,13 +16,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from graphc.backends.llvm_cpu.constants import shared
 from graphc.backends.llvm_cpu.counted import Cut
-from graphc.backends.llvm_cpu.image import INVOKE, Image
+from graphc.backends.llvm_cpu.image import INVOKE, Image, OpenShapes
 from graphc.backends.llvm_cpu.memory import (
     LARGE,
     SHARED_ARENA,
@@ -31,14 +31,12 @@ from graphc.backends.llvm_cpu.memory import (
 )
 from graphc.backends.llvm_cpu.objects import load_object
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
-from graphc.errors import ModelError
 from graphc.ir.alignment import empty_aligned
 from graphc.ir.checks import judged
-from graphc.ir.types import largest
 from graphc.runtime.runnable import Given
 
 
-class NativeModel:
+class NativeModel(OpenShapes):
     """An image that can be called. Calls may overlap: each has an arena of its own, a large one
     from `scratch`."""
 
@@ -49,17 +47,16 @@ class NativeModel:
         own = sum(c.nbytes for c, known in zip(constants, image.constants) if c is known)
         self.nbytes = len(image.code) + own  # held by nothing that was there before
         image = replace(image, constants=constants)
-        self.image, self.threads = image, threads
+        super().__init__(image)
+        self.threads = threads
         self._library = load_object(image.code, [INVOKE, *self.exports], pool_symbols(threads))
         self._invoke = self._library.function(INVOKE, None, ctypes.c_void_p)
         self._pool = shared_pool(threads)
         self._constants = (ctypes.c_void_p * max(len(image.constants), 1))(
             *map(address, image.constants)
         )
-        self._outputs: list[Any] = [(t.dims, t.dtype.np) for _, t in image.outputs]
         self._cut = Cut(image)
         self._shared = set(image.shared)
-        self._met: dict[tuple, tuple[Any, list]] = {}  # sizes and outputs, by shapes
         sizes = [t.most_bytes for _, t in image.outputs]
         is_large = image.arena_bytes >= SHARED_ARENA or max(sizes, default=0) >= LARGE
         self._scratch = (scratch or Scratch()) if is_large else None
@@ -127,36 +124,7 @@ class NativeModel:
                     placed[number] = array
         return placed
 
-    def takes(self, shapes: Sequence[tuple[int, ...]]) -> bool:
-        """Whether a program of open shape takes inputs of these shapes."""
-        try:
-            self._at(shapes)
-        except ModelError:
-            return False
-        return True
 
-    def _at(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, list]:
-        """The sizes for inputs of these shapes, as the code reads them, with room for those that it
-        writes, and the outputs' types, which are the largest where data decides."""
-        key = tuple(shapes)
-        known = self._met.get(key)
-        if known is None:
-            if len(self._met) >= MOST_MET:
-                self._met.clear()
-            known = self._met[key] = self._found_at(shapes)
-        return known
-
-    def _found_at(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, list]:
-        from graphc.ir.sizes import Extents, sizes_of  # code of constant shapes needs none
-
-        image = self.image
-        values = sizes_of(image.sizes, image.inputs, shapes)
-        extent_of = Extents(dict(zip(image.sizes, values)))
-        outputs = [(tuple([largest(extent_of(d)) for d in dims]), t) for dims, t in self._outputs]
-        return (ctypes.c_int64 * (len(values) + len(image.counts)))(*values), outputs
-
-
-MOST_MET = 1 << 10  # shapes whose sizes are remembered
 _INPUTS, _OUTPUTS, _ARENA, _CONSTANTS, _POOL, _SIZES = range(6)
 
 

@@ -236,12 +236,14 @@ class Reductions:
 
 def in_parts(group: list[Reduce]) -> list[Reduce] | None:
     """Long sums of floats over the same axes, as sums of about as many parts as each has terms;
-    None if they are short, or none of them is a sum of floats."""
+    None if they are short, have no bound, or none of them is a sum of floats."""
     axes = group[0].axes
     total = points(axes)
     if total <= LONG or not _sums_floats(group):
         return None
     outer, inner, mapping = _split(axes, math.isqrt(total))
+    if points(outer) >= total:  # of no known bound, however many terms a part has
+        return None
     guard = _inside(mapping)
     return [Reduce(r.op, Reduce(r.op, _part(r, mapping, guard), inner), outer) for r in group]
 

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from differential import build, check, floats, interpret_program, native, program_of
 
-from graphc.ir.dtypes import i64
+from graphc.ir.dtypes import f32, i64
+from graphc.ir.expr import Index, Reduce, Sym, as_expr, walk
 from graphc.ir.instructions import TRANSPOSE
-from graphc.ir.kernel import Alloc, For, Intrin, walk_stmts
+from graphc.ir.kernel import Alloc, Buffer, For, Intrin, walk_stmts
 from graphc.ir.text.printer import print_kernel
+from graphc.passes.analysis.computation import Computation, Output
+from graphc.passes.lower.strategies.nest import NestOptions, lower_nest
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -114,6 +117,16 @@ def test_long_reductions_in_parts(shape, op):
         return b.op(op, wide, np.array([0, 1])), b.ReduceMean(b.Mul(wide, wide), np.array([0, 1]))
 
     check(*build(function, x=floats(rng(3), *shape)), (64, 0), interpreted=(64, 0))
+
+
+@pytest.mark.parametrize("vector_bytes", [0, 32])
+def test_reductions_over_an_extent_without_a_bound(vector_bytes):
+    size, row = Sym("n", 1), Index("k", Sym("n", 1))
+    x, y = Buffer("x", f32, (size,)), Buffer("y", f32, (), "out")
+    computation = Computation((x,), (Output(y, (), Reduce("sum", x[row], (row,))),))
+    kernel = lower_nest(computation, NestOptions(vector_bytes=vector_bytes)).kernel
+    loops = [s for s in walk_stmts(kernel.body) if isinstance(s, For)]
+    assert any(size in walk(as_expr(loop.extent)) for loop in loops)
 
 
 def test_argmax_and_top():
