@@ -19,7 +19,7 @@ from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
 from graphc.ir.simplify import simplify
 from graphc.ir.types import TensorType
-from graphc.passes.analysis.computation import Computation, Output, physical_buffer
+from graphc.passes.analysis.computation import Computation, Output, index_of, physical_buffer
 
 
 def computations(ops: Sequence[Op]) -> list[Computation]:
@@ -116,7 +116,7 @@ def input_names(op: Op) -> dict[str, Value]:
 
 def _output(composer: _Composer, name: str, value: Value, type: TensorType) -> Output:
     buffer = physical_buffer(name, type, "out")
-    index = tuple(Index(f"i{p}", extent) for p, extent in enumerate(buffer.shape))
+    index = index_of(buffer.shape)
     logical = index
     if type.layout is not None:
         logical = tuple(index[p] for p in type.layout.inverse)

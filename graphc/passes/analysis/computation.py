@@ -18,7 +18,8 @@ from graphc.ir.addresses import flatten_index
 from graphc.ir.expr import Expr, Index, cost, free_indices, loads, reduces, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.operations import operations
-from graphc.ir.types import Shape, TensorType, largest
+from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim, Shape, TensorType, largest
 from graphc.records import dataclass
 
 Result = TypeVar("Result")
@@ -75,6 +76,15 @@ class Computation:
         output = Output(replace(buffer, access="out"), index, contents)
         return replace(self.restricted([output]), label=label)
 
+    def copied(
+        self, name: str, index: tuple[Index, ...], contents: Expr, kind: str = ""
+    ) -> tuple[Buffer, Computation]:
+        """A temporary that has these contents at its index, and the computation that fills it;
+        `kind` is what it is for people."""
+        buffer = Buffer(name, contents.dtype, tuple(x.extent for x in index))
+        label = f"{kind or name} of {self.label}"
+        return buffer, self.filling(buffer, index, simplify(contents), label)
+
     @property
     def has_one_space(self) -> bool:
         """Whether all outputs have one shape."""
@@ -123,6 +133,11 @@ def buffers_read(buffers: Iterable[Buffer], exprs: Iterable[Expr]) -> list[Buffe
 def flat_buffer(buffer: Buffer) -> Buffer:
     """The same memory as one dimension."""
     return Buffer(buffer.name, buffer.dtype, (buffer.size,), buffer.access)
+
+
+def index_of(shape: Iterable[Dim]) -> tuple[Index, ...]:
+    """An index over a buffer of this shape."""
+    return tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
 
 
 def loop_indices(extents: Shape) -> tuple[Index, ...]:

@@ -47,12 +47,13 @@ class Match(Core):
     def shapes(self) -> dict[str, tuple]:
         return shapes_of((*self.computation.inputs, *self.temporaries))
 
-    def add(self, buffer: Buffer, index: tuple[Index, ...], expr: Expr, label: str) -> None:
-        """Asks for a temporary filled with `expr`."""
+    def copied(self, name: str, index: tuple[Index, ...], contents: Expr, kind: str = "") -> Buffer:
+        """Asks for a temporary with these contents (see Computation.copied)."""
         known = (*self.computation.inputs, *self.temporaries)
-        whole = replace(self.computation, inputs=known)
-        self.prepare.append(whole.filling(buffer, index, expr, label))
+        buffer, filled = replace(self.computation, inputs=known).copied(name, index, contents, kind)
+        self.prepare.append(filled)
         self.temporaries.append(buffer)
+        return buffer
 
 
 @memoised

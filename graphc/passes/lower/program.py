@@ -20,7 +20,7 @@ from graphc import config
 from graphc.errors import InternalError, ModelError, UnsupportedError
 from graphc.ir.checks import KEYS, Check
 from graphc.ir.dtypes import i64, u8, u64
-from graphc.ir.expr import Index, Load, Sym, as_expr, symbols
+from graphc.ir.expr import Load, Sym, as_expr, symbols
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
@@ -35,6 +35,7 @@ from graphc.passes.analysis.compose import computations, input_names
 from graphc.passes.analysis.computation import (
     Computation,
     Output,
+    index_of,
     multiply_adds,
     physical_buffer,
     work,
@@ -599,7 +600,7 @@ class Lowering:
         type = value.tensor.with_layout(None)
         source = physical_buffer("in0", value.tensor, "in")
         target = physical_buffer("out0", type, "out")
-        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(target.shape))
+        index = index_of(target.shape)
         layout = value.tensor.layout
         load = Load("in0", layout.physical(index) if layout else index, type.dtype)
         part = Computation((source,), (Output(target, index, load),), frozenset(), "copy")

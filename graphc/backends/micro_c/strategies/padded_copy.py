@@ -51,9 +51,7 @@ class PaddedTiles(Scheduled):
         copy, windows = parts
         schedule.the(Pack, "rows")
         inner = ScalarTiles(self.options).made(windows, schedule)
-        filled = computation.filling(
-            copy.buffer, copy.index, copy.contents, f"padded input of {computation.label}"
-        )
+        _, filled = computation.copied("padded", copy.index, copy.contents, "padded input")
         return replace(
             inner, prepare=[filled, *inner.prepare], temporaries=[copy.buffer, *inner.temporaries]
         )

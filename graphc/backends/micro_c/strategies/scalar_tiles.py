@@ -32,7 +32,7 @@ from graphc.ir.extents import divided, points
 from graphc.ir.instructions import LANES, dot4, dot4_spread
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer
+from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer, index_of
 from graphc.passes.analysis.factors import centred_byte, is_below_a_byte
 from graphc.passes.analysis.guards import trim
 from graphc.passes.analysis.spaces import merge_adjacent, shapes_of
@@ -269,7 +269,7 @@ class _Emitter:
         if self.quads:
             deep[-1], tail = -(-deep[-1] // LANES), [lanes, LANES]
         shape = (*(x.count for x in fixed), panels, *deep, *tail)
-        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        index = index_of(shape)
         first = len(fixed) + 1
         panel, lane = index[first - 1], index[first + len(deep)]
         position: list[Expr] = list(index[first : first + len(deep)])
@@ -283,8 +283,7 @@ class _Emitter:
         stored = match.b if self.wide is None else match.b.args[0]  # type: ignore[attr-defined]
         b = unflatten_loads(simplify(stored, mapping), shapes)
         b = b.cast(i16) if self.spread else b
-        weights, whole = Buffer("weights", b.dtype, shape), match.computation
-        return weights, whole.filling(weights, index, b, f"weights of {whole.label}")
+        return match.computation.copied("weights", index, b)
 
     def _within(self, place: Expr) -> Expr:
         """Which of four products is at a place; as well at which place one is."""

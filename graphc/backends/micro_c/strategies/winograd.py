@@ -31,7 +31,7 @@ from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, call, free_indi
 from graphc.ir.instructions import LANES, dot4_wide
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer
+from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer, index_of
 from graphc.passes.analysis.core import Core, Role, core_of, stride
 from graphc.passes.analysis.factors import Centred, centred, is_below_a_byte
 from graphc.passes.analysis.spaces import shapes_of
@@ -201,7 +201,7 @@ class _Emitter:
         """The transformed weights: by pairs of output channels, products, four channels each."""
         found, whole = self.found, self.core.computation
         shape = (found.channel.count // PAIR, PLACES, self.deep // LANES, PAIR, LANES)
-        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        index = index_of(shape)
         pair, place, group, lane, within = index
         ky, kx = found.taps
         at = {found.channel: pair * PAIR + lane, found.depth: group * LANES + within}
@@ -214,9 +214,7 @@ class _Emitter:
         ]
         rows = [_weighed(place % SIDE, row) for row in taps]
         value = unflatten_loads(_weighed(place // SIDE, rows), shapes_of(whole.inputs))
-        weights = Buffer("weights", i16, shape)
-        label = f"weights of {whole.label}"
-        return weights, whole.filling(weights, index, value.cast(i16), label)
+        return whole.copied("weights", index, value.cast(i16))
 
     # ---------------------------------------------------------------- the image
 

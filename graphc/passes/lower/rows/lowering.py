@@ -16,11 +16,11 @@ from typing import Protocol
 import numpy as np
 
 from graphc.ir.dtypes import u8
-from graphc.ir.expr import Const, Index, identity_of
+from graphc.ir.expr import Const, identity_of
 from graphc.ir.graph import Op, Value
 from graphc.ir.kernel import Buffer
 from graphc.passes.analysis.compose import input_names
-from graphc.passes.analysis.computation import Computation, Output, physical_buffer
+from graphc.passes.analysis.computation import Computation, Output, index_of, physical_buffer
 from graphc.passes.lower.rows.bands import SUMS, Gathered, banded, row_axis
 from graphc.passes.lower.rows.schedule import Event, Fill, Loop, Run, Shift, loops, schedule
 from graphc.passes.lower.rows.segments import Segment, paddings
@@ -190,7 +190,7 @@ class _Rows:
         value = self.values[number]
         fills = paddings(self.segment, value)
         buffer = replace(self.storages[place].buffer, name="padding", access="out")
-        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(buffer.shape))
+        index = index_of(buffer.shape)
         fill = fills[0] if fills else Const(0, buffer.dtype)
         part = Computation((), (Output(buffer, index, fill),), frozenset(), "padding")
         self.around.lower_computation(part, {"padding": place}, {}, self.segment.ops[0])

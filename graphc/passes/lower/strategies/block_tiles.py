@@ -23,7 +23,7 @@ from graphc.ir.expr import Const, Expr, Index, Load, Reduce, cast, free_indices,
 from graphc.ir.instructions import LANES, dot4_codes
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.computation import Computation, index_of
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.core import Core, core_of, reductions_in
 from graphc.passes.analysis.factors import Codes, centred_codes, converted, is_zero
@@ -132,14 +132,12 @@ def _order_as_codes(match: Match, block: Index, codes: Codes) -> None:
     own = [x for x in match.indices if x in free_indices(match.a)]
     word, field = Index("word", codes.byte.count // LANES), Index("field", 8 // codes.bits)
     shape = (*(x.extent for x in own), word.extent, field.extent, LANES)
-    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
+    index = index_of(shape)
     mapping: dict[Expr, Expr] = dict(zip(own, index))
     mapping[codes.byte] = index[-3] * LANES + index[-1]
     if codes.place is not None:
         mapping[codes.place] = index[-2]
-    buffer = Buffer("rows", i8, shape)
-    contents = simplify(match.a, mapping)
-    match.add(buffer, index, contents, f"operand of {match.computation.label}")
+    buffer = match.copied("rows", index, substitute(match.a, mapping), "operand")
     first = (*own, word, field, Const(0, i64))
     match.a = flatten_loads(buffer[first], match.shapes)
     match.depth = [block, word, field]

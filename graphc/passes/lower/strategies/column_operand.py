@@ -17,6 +17,7 @@ from graphc.ir.extents import as_dim
 from graphc.ir.instructions import LANES
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
+from graphc.passes.analysis.computation import index_of
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.factors import converted, is_below_a_byte
 from graphc.passes.lower.strategies.tile_plan import TilePlan
@@ -78,7 +79,7 @@ def packed_panels(
     deep = tuple(k.extent for k in depth)
     bytes_of = () if plan.quad is None else (LANES,)
     shape = (*(x.extent for x in outer), panels, *deep, plan.panel, *bytes_of)
-    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
+    index = index_of(shape)
     lane = len(outer) + 1 + len(deep)
     panel, inner = index[len(outer)], index[len(outer) + 1 : lane]
     column = panel * plan.panel + index[lane]
@@ -89,6 +90,4 @@ def packed_panels(
     contents = simplify(part, mapping)
     if as_dim(plan.columns % plan.panel) != 0:
         contents = select(column < plan.columns, contents, Const(0, contents.dtype))
-    buffer = Buffer(name, part.dtype, shape)
-    match.add(buffer, index, simplify(contents), f"{name} of {match.computation.label}")
-    return Panels(part, buffer, outer, depth)
+    return Panels(part, match.copied(name, index, contents), outer, depth)

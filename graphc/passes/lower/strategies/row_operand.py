@@ -26,9 +26,9 @@ from graphc.ir.expr import (
 )
 from graphc.ir.extents import least, points
 from graphc.ir.instructions import LANES
-from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import bounds, simplify, to_poly
 from graphc.ir.types import Dim
+from graphc.passes.analysis.computation import index_of
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.lower.transforms.im2col import Window, window
 from graphc.passes.lower.transforms.zero_points import take_zero_points
@@ -106,12 +106,7 @@ class _Access:
     def taken(self, match: Match) -> Load:
         """The flat load; asks for the copy."""
         if self.copy is not None:
-            match.add(
-                self.copy.buffer,
-                self.copy.index,
-                self.copy.contents,
-                f"window of {match.computation.label}",
-            )
+            match.copied(self.copy.buffer.name, self.copy.index, self.copy.contents, "window")
         return self.flat
 
     def along(self, depth: list[Index]) -> Index | None:
@@ -170,14 +165,12 @@ def _copy_rows(match: Match, last: Index, longer: Index) -> str:
             f"contraction: a copy of the row operand may have {LARGEST_COPY} elements, found shape "
             f"{list(shape)}"
         )
-    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
+    index = index_of(shape)
     mapping: dict[Expr, Expr] = dict(zip(own, index))
     if last in used:
         end = as_expr(last.extent - 1, i64)
         mapping[last] = index[-1] if last is longer else call("min", index[-1], end)
-    buffer = Buffer("rows", match.a.dtype, shape)
-    contents = substitute(match.a, mapping)
-    match.add(buffer, index, contents, f"operand of {match.computation.label}")
+    buffer = match.copied("rows", index, substitute(match.a, mapping), "operand")
     match.a = flatten_loads(buffer[tuple(places)], match.shapes)
     return ""
 

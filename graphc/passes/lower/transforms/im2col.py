@@ -20,7 +20,7 @@ from graphc.ir.extents import as_dim, least, most, points
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import from_poly, simplify, to_poly
 from graphc.ir.types import Dim
-from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.computation import Computation, index_of
 from graphc.records import dataclass
 
 Sum = frozenset[tuple[Index, int]]  # indices and what each is multiplied by
@@ -51,7 +51,7 @@ def window(expr: Expr, name: str, computation: Computation, spare: int = 0) -> W
         return None
     exact = extents[-1]
     extents[-1] = as_dim(extents[-1] + spare)
-    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(extents))
+    index = index_of(extents)
     contents = substitute(expr, _inverse(sums, [i + low for i, low in zip(index, lows)]))
     if spare:
         contents = select(index[-1] < exact, contents, Const(0, expr.dtype))

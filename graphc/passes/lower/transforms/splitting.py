@@ -25,7 +25,7 @@ from graphc.ir.extents import as_dim, is_of_sizes, least, most
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import bounds, from_poly, simplify, to_poly
 from graphc.ir.types import Dim
-from graphc.passes.analysis.computation import Computation, Output
+from graphc.passes.analysis.computation import Computation, Output, index_of
 
 MAX_SEGMENTS = 256  # pieces that an iteration space is cut into
 LONG_PIECE = 256  # elements of a piece that is worth loops of its own within another
@@ -169,10 +169,12 @@ def transposed_constants(
             continue
         order = [d for d in range(buffer.rank) if d != dim] + [dim]
         shape = tuple(buffer.shape[d] for d in order)
-        transposed = Buffer(f"turned_{buffer.name}", buffer.dtype, shape)
-        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        index = index_of(shape)
         contents = buffer[tuple(index[order.index(d)] for d in range(buffer.rank))]
-        prepare.append(computation.filling(transposed, index, contents, "transpose"))
+        transposed, filled = computation.copied(
+            f"turned_{buffer.name}", index, contents, "transpose"
+        )
+        prepare.append(filled)
         temporaries.append(transposed)
         inputs.append(transposed)
 

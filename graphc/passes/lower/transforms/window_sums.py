@@ -14,6 +14,7 @@ from collections.abc import Callable
 from graphc.ir.dtypes import boolean
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, free_indices, select
 from graphc.ir.kernel import Buffer
+from graphc.passes.analysis.computation import index_of
 from graphc.passes.analysis.contraction import Match
 from graphc.records import dataclass
 
@@ -28,10 +29,9 @@ def sum_over_depth(match: Match, element: Expr, term: Callable[[Expr], Expr]) ->
     window = _window(match, element) if is_static else None
     if window is None or window.saved(match) < WORTH:
         return whole
-    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(window.shape))
-    buffer = Buffer("point_sums", whole.dtype, window.shape)
+    index = index_of(window.shape)
     contents = Reduce("sum", term(window.at(index)), tuple(window.alone))
-    match.add(buffer, index, contents, f"point_sums of {match.computation.label}")
+    buffer = match.copied("point_sums", index, contents)
     return Reduce("sum", window.of(buffer, term), tuple(window.others))
 
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from graphc.ir.dtypes import DType, i8, i32, u8
-from graphc.ir.expr import Const, Expr, Index, cast, free_indices, substitute
-from graphc.ir.kernel import Buffer
+from graphc.ir.expr import Const, Expr, cast, free_indices, substitute
 from graphc.ir.simplify import simplify
+from graphc.passes.analysis.computation import index_of
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.factors import Centred, centred, is_zero
 from graphc.passes.lower.transforms.window_sums import sum_over_depth
@@ -59,11 +59,9 @@ def times_sums(match: Match, byte: Expr, centre: int, zero: Expr, name: str) -> 
     """A zero point times the sums over the depth of bytes less a centre, computed before."""
     used = free_indices(byte) - set(match.depth)
     own = [x for x in match.indices if x in used]
-    index = tuple(Index(f"i{n}", x.extent) for n, x in enumerate(own))
+    index = index_of([x.extent for x in own])
     total = sum_over_depth(match, byte, lambda x: simplify(cast(x, i32) - centre))
     if isinstance(zero, Const):
         total, zero = total * zero, Const(1, i32)
-    buffer = Buffer(name, i32, tuple(x.extent for x in own))
-    contents = simplify(total, dict(zip(own, index)))
-    match.add(buffer, index, contents, f"{name} of {match.computation.label}")
+    buffer = match.copied(name, index, substitute(total, dict(zip(own, index))))
     return zero * buffer[tuple(own)]

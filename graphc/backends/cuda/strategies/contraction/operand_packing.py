@@ -28,6 +28,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
+from graphc.passes.analysis.computation import index_of
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.factors import is_below_a_byte
 from graphc.passes.analysis.spaces import count
@@ -52,16 +53,14 @@ def lay_out_constant(match: Match, kind: Kind, across: bool = False) -> bool:
     deep = tuple(x.count for x in match.depth)
     padded = padded_depth(operand, kind)
     shape = (*(x.count for x in outer), count(match.cols), padded)
-    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
-    *front, column, at = index
+    *front, column, at = index = index_of(shape)
     mapping: dict[Expr, Expr] = dict(zip(outer, front))
     mapping.update(operand.place(column))
     mapping.update(zip(match.depth, unflatten_index(at, deep)))
     contents = simplify(match.b, mapping)
     if padded > count(match.depth):
         contents = select(at < count(match.depth), contents, Const(0, contents.dtype))
-    buffer = Buffer("panels", match.b.dtype, shape)
-    match.add(buffer, index, simplify(contents), f"panels of {match.computation.label}")
+    buffer = match.copied("panels", index, contents)
     place = (*outer, _flat(match.cols), _flat(match.depth))
     match.b = buffer[place]
     return True
@@ -85,9 +84,9 @@ def store_narrow(match: Match, kind: Kind) -> None:
     flat = flatten_loads(stored, {**match.shapes, buffer.name: shape})
     words = Words(Operand(flat, match.rows, match.depth), kind)
     if words.copies() or words.copies_across():
-        index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
+        index = index_of(shape)
         contents = cast(Load(wide.source, index, wide.dtype), kind.dtype)
-        match.add(buffer, index, contents, f"{kind.dtype} of {match.computation.label}")
+        match.copied(buffer.name, index, contents, str(kind.dtype))
         match.a = stored
 
 

@@ -42,7 +42,13 @@ from graphc.ir.extents import ceil_divided, points
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
 from graphc.ir.types import elements_of
-from graphc.passes.analysis.computation import Computation, Output, buffers_read, flat_buffer
+from graphc.passes.analysis.computation import (
+    Computation,
+    Output,
+    buffers_read,
+    flat_buffer,
+    index_of,
+)
 from graphc.passes.analysis.contraction import wide_sums
 from graphc.passes.analysis.spaces import shapes_of
 from graphc.passes.analysis.windows import Windows, match_windows
@@ -76,11 +82,10 @@ def _lay_out_weights(windows: Windows) -> tuple[list[Computation], list[Buffer]]
     used = free_indices(b)
     own = [x for x in windows.indices[:-1] if x in used] + list(windows.hole.axes)
     own += [windows.channels] if windows.channels in used else []
-    index = tuple(Index(f"i{n}", x.count) for n, x in enumerate(own))
-    buffer = Buffer("taps", b.dtype, tuple(x.count for x in own))
-    contents = simplify(b, dict(zip(own, index)))
+    index = index_of([x.count for x in own])
+    buffer, filled = whole.copied("taps", index, substitute(b, dict(zip(own, index))))
     windows.b = Load("taps", (flatten_index(tuple(own), buffer.shape),), b.dtype)
-    return [whole.filling(buffer, index, contents, f"taps of {whole.label}")], [buffer]
+    return [filled], [buffer]
 
 
 class WindowPatches:

@@ -21,6 +21,7 @@ from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
+from graphc.passes.analysis.computation import index_of
 from graphc.passes.analysis.weighted import ProductMatch
 
 
@@ -46,14 +47,14 @@ class Lanes(Emitter):
         panels = -(-self.columns // width)
         deep = tuple(k.count for k in match.depth)
         shape = (*(x.count for x in self.fixed), panels, *deep, width)
-        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        index = index_of(shape)
         first = len(self.fixed)
         mapping: dict[Expr, Expr] = dict(zip(self.fixed, index))
         mapping.update(zip(match.depth, index[first + 1 :]))
         mapping[self.column] = last_column(self.column, index[first] * width + index[-1])
         b = match.b
         stored = b.args[0] if isinstance(b, Call) and b.op.name == "cast" else b
-        return self._constant("weights", stored.dtype, index, substitute(stored, mapping))
+        return self._constant("weights", index, substitute(stored, mapping))
 
     def _columns(self, rows: list[dict], inside: bool) -> None:
         if not inside and self._is_shallow():

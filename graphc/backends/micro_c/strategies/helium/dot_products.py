@@ -16,9 +16,10 @@ from graphc.backends.micro_c.strategies.helium.sums import Emitter, moved
 from graphc.backends.micro_c.vectors import BYTES, LANES
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import i8, i32, i64, u8
-from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
+from graphc.ir.expr import Call, Const, Expr, Load, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
+from graphc.passes.analysis.computation import index_of
 from graphc.passes.analysis.factors import centred_byte
 
 
@@ -41,10 +42,10 @@ class Dots(Emitter):
         shape = (
             *(x.count for x in self.fixed), self.columns, *(k.count for k in match.depth),
         )  # fmt: skip
-        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        index = index_of(shape)
         mapping: dict[Expr, Expr] = dict(zip((*self.fixed, self.column, *match.depth), index))
         stored = substitute(match.b.args[0], mapping)
-        return self._constant("weights", i8, index, stored)
+        return self._constant("weights", index, stored)
 
     def _columns(self, rows: list[dict], inside: bool) -> None:
         size = min(self.options.block, self.columns)

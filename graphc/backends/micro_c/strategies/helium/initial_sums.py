@@ -13,9 +13,10 @@ from collections.abc import Callable
 from graphc.backends.micro_c.strategies.helium.matching import guarded_indices
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.addresses import flatten_index
-from graphc.ir.dtypes import DType, i32, i64
+from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, Index, Load, call, reduce, select, substitute
 from graphc.ir.kernel import Buffer
+from graphc.passes.analysis.computation import index_of
 from graphc.passes.analysis.weighted import ProductMatch, interior
 
 LEAST_TABLE = 2048  # bytes of starts that are always worth it
@@ -32,7 +33,7 @@ class Starts:
 
     def __init__(
         self, match: ProductMatch, fixed: list[Index], centre: int, bias: Expr | None, packed: int,
-        constant: Callable[[str, DType, tuple[Index, ...], Expr], Buffer],
+        constant: Callable[[str, tuple[Index, ...], Expr], Buffer],
     ):  # fmt: skip
         assert match.column is not None
         self.match, self.fixed, self.centre, self.bias = match, fixed, centre, bias
@@ -88,14 +89,14 @@ class Starts:
         ranges = [(*self._interior(x), x.count) for x in self.classes]
         counts = [_class_count(*r) for r in ranges]
         shape = (*(x.count for x in self.fixed), *counts, width)
-        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        index = index_of(shape)
         mapping: dict[Expr, Expr] = dict(zip(self.fixed, index))
         for x, position, (low, high, _) in zip(self.classes, index[len(self.fixed) :], ranges):
             mapping[x] = position
             if high > low + 1:
                 mapping[x] = select(position <= low, position, position + (high - low - 1))
         mapping[self.column] = last_column(self.column, index[-1])
-        return self.constant(name, expr.dtype, index, substitute(expr, mapping))
+        return self.constant(name, index, substitute(expr, mapping))
 
     def _class_of(self, index: Index, position: Expr, inside: bool) -> Expr:
         """Which of the starts belongs to a position of a guarded index."""

@@ -16,7 +16,7 @@ from graphc.backends.micro_c.strategies.helium.matching import element, unguarde
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level, conjunction, merged
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.addresses import is_affine_in, unflatten_loads
-from graphc.ir.dtypes import DType, i32, i64
+from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import (
     Call,
     Const,
@@ -105,12 +105,12 @@ class Emitter:
     def _pack(self) -> Buffer:
         raise NotImplementedError
 
-    def _constant(self, name: str, dtype: DType, index: tuple[Index, ...], expr: Expr) -> Buffer:
+    def _constant(self, name: str, index: tuple[Index, ...], expr: Expr) -> Buffer:
         """Asks for a constant array, computed when the model is compiled."""
         whole = self.match.computation
         expr = unflatten_loads(simplify(expr), shapes_of(whole.inputs))
-        buffer = Buffer(name, dtype, tuple(x.count for x in index))
-        self.prepare.append(whole.filling(buffer, index, expr, f"{name} of {whole.label}"))
+        buffer, filled = whole.copied(name, index, expr)
+        self.prepare.append(filled)
         self.temporaries.append(buffer)
         return buffer
 
