@@ -11,8 +11,8 @@ from graphc.backends.llvm_cpu.processors.table import HALVES, SIGNED_DOTS
 from graphc.ir.dtypes import bf16, f16
 from graphc.ir.machine import Machine
 from graphc.passes.lower.program import Conventions, Strategy
-from graphc.passes.lower.strategies.attention_tiles import lower_attention
-from graphc.passes.lower.strategies.block_tiles import lower_block_tiles
+from graphc.passes.lower.strategies.attention_tiles import AttentionTiles
+from graphc.passes.lower.strategies.block_tiles import BlockTiles
 from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
 from graphc.passes.lower.strategies.register_tiles import RegisterTiles
@@ -35,10 +35,10 @@ def strategies(machine: Machine, exact: bool = False) -> Sequence[Strategy]:
     nest = NestOptions(vector_bytes=machine.vector_bytes)
     fast: list[Strategy] = [] if exact else [WinogradTiles(contraction)]
     return [
-        partial(lower_attention, options=contraction),
+        AttentionTiles(contraction),
         *fast,
         RegisterTiles(contraction),
-        partial(lower_block_tiles, options=contraction),
+        BlockTiles(contraction),
         nest_strategy(nest),
     ]
 

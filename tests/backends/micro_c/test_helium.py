@@ -11,21 +11,27 @@ from bundles import STRICT, checked, float_model, micro_program, reference, run_
 from differential import interpret_program
 from onnx import helper
 from quantised_models import QuantisedModel
+from scheduled import proposals, with_schedule
 from test_scalar_tiles import CASES, convolution
 
 from graphc.backends.micro_c import BundleOptions, bundle, write_bundle
 from graphc.backends.micro_c.boards import ARM
 from graphc.backends.micro_c.cpus import CPUS
 from graphc.backends.micro_c.intrinsics import in_plain_loops
+from graphc.driver import optimise, program_for, typed
+from graphc.errors import ModelError
+from graphc.ir.text.parser import parse_graph
+from graphc.ir.text.printer import graph_constants, print_graph
+from graphc.targets.micro_c import MicroC
 
 CPU = "cortex-m55"
 RNG = np.random.default_rng(7)
 
 
-def chain(dtype, channels: int, weights, **attrs):
+def chain(dtype, channels: int, weights, shape=(1, 5, 7, 9), **attrs):
     """A pointwise convolution, whose channels lie in a row, and a convolution of its result."""
     model = QuantisedModel(dtype)
-    x = model.activation((1, 5, 7, 9))
+    x = model.activation(shape)
     first = model.node("Conv", x, model.weights((channels, 5, 1, 1)))
     middle = model.dequantise(model.quantise(first, 0.03, 9), 0.03, 9 if dtype == np.int8 else 137)
     bias = model.weights(weights[:1], bits=32)
@@ -110,3 +116,36 @@ def test_long_functions_stay_as_long_as_they_are(tmp_path):
         checked([ARM.compiler, *flags, "-c", "net.c"], tmp_path)
         sizes.append(int(checked(["arm-none-eabi-size", "net.o"], tmp_path).split()[6]))
     assert sizes[1] < 1.5 * sizes[0]
+
+
+EVEN = {"shape": (1, 5, 8, 16), "pads": [1] * 4}
+SCHEDULED = {
+    "dots": ("cortex-m55", "speed", (24, (10, 24, 3, 3), EVEN), "helium"),
+    "lanes": ("cortex-m55", "speed", (10, (10, 1, 3, 3), {"group": 10}), "helium"),
+    "fewer products": ("cortex-m4", "fastest", (16, (8, 16, 3, 3), EVEN), "winograd"),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_schedules(name):
+    """Every schedule gives the same integers; what does not fit is refused."""
+    cpu, goal, (channels, weights, attrs), strategy = SCHEDULED[name]
+    model, feeds = chain(np.int8, channels, weights, **attrs)
+    target = MicroC(cpu=cpu, opt=goal)
+    graph = optimise(typed(model.SerializeToString()), target=target)
+    given = proposals(graph, target, strategy)[::-1]  # those of the last product come first
+    assert len(given) > 1
+    expected = target.load(program_for(copied(graph), target))(feeds)
+    for schedule in (given[0], given[1]):
+        program = program_for(with_schedule(copied(graph), schedule.text), target)
+        results = target.load(program)(feeds)
+        for result, wanted in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(result, wanted, err_msg=schedule.text)
+    large = re.sub(r"tile\(rows, \d+\)", "tile(rows, 1000)", given[0].text)
+    with pytest.raises(ModelError, match="a tile of"):
+        program_for(with_schedule(copied(graph), large), target)
+
+
+def copied(graph):
+    """The same graph, read from its text."""
+    return parse_graph(print_graph(graph), graph_constants(graph))

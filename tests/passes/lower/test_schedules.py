@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 import numpy as np
 import pytest
 from differential import build, floats
+from scheduled import proposals, with_schedule
 
 from graphc.backends.cache import DiskCache
 from graphc.backends.llvm_cpu import tuning
@@ -17,15 +18,10 @@ from graphc.driver import optimise, program_for
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
-from graphc.ir.expr import Expr
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
-from graphc.ir.text.parser import parse_graph
-from graphc.ir.text.printer import graph_constants, print_graph
+from graphc.ir.ops.helpers import RUNTIME
 from graphc.ir.types import TensorType
-from graphc.passes.analysis.compose import computations
-from graphc.passes.analysis.computation import Computation
-from graphc.passes.analysis.core import reductions_in
 from graphc.passes.schedule.steps import STEPS, Schedule, parse, words_of
 from graphc.targets.base import Target
 from graphc.targets.cpu import Cpu
@@ -84,35 +80,11 @@ def fused(function, target: Target, **inputs) -> tuple[Graph, list[np.ndarray]]:
     return optimise(graph, target=target), values
 
 
-def exprs(part: Computation) -> list[Expr]:
-    return [output.expr for output in part.outputs]
-
-
-def with_schedule(graph: Graph, schedule: str) -> Graph:
-    """The graph, read from a text that gives its one product a schedule."""
-    ops = [op for op in graph.ops if op.name != "Constant"]
-    found = [op for op, part in zip(ops, computations(ops)) if reductions_in(exprs(part))]
-    (found or ops)[-1].schedule = schedule
-    text = print_graph(graph)
-    assert f'schedule "{schedule}"' in text
-    again = parse_graph(text, graph_constants(graph))
-    assert print_graph(again) == text
-    return again
-
-
 def run(graph: Graph, target: Target, inputs):
     from graphc.backends.llvm_cpu.codegen import compile_program
     from graphc.backends.llvm_cpu.runtime import NativeModel
 
     return NativeModel(compile_program(program_for(graph, target)), 1)(inputs)
-
-
-def proposals(graph: Graph, target: Target, name: str) -> list[Schedule]:
-    """What a strategy of a target proposes for the one product of a graph."""
-    (strategy,) = [s for s in target.strategies() if getattr(s, "name", "") == name]
-    ops = [op for op in graph.ops if op.name != "Constant"]
-    own = [strategy.propose(part) for part in computations(ops)]
-    return [schedule for given in own if not isinstance(given, str) for schedule in given]
 
 
 R = np.random.default_rng(0)
@@ -244,6 +216,66 @@ def test_tiles_of_scalars_take_schedules(name):
     large = re.sub(r"tile\(columns, \d+\)", "tile(columns, 1000)", given[0].text)
     with pytest.raises(ModelError, match="a tile of at most"):
         program_for(with_schedule(optimised, large), target)
+
+
+def attention(b, q, k, v):
+    scores = b.MatMul(q, b.Transpose(k, perm=[0, 2, 1]))
+    return b.MatMul(b.Softmax(scores, axis=-1), v)
+
+
+HEADS = {name: floats(R, 2, n, 20) for name, n in (("q", 19), ("k", 40), ("v", 40))}
+
+
+@pytest.mark.parametrize("target", [Cpu(), MicroC()], ids=lambda t: t.name)
+def test_attention_takes_schedules(target):
+    graph, values = fused(attention, target, **HEADS)
+    expected = interpret(graph, values)
+    given = proposals(graph, target, "attention")
+    assert len(given) > 1 and len(set(given)) == len(given)
+    for schedule in (given[0], given[-1]):
+        again, _ = fused(attention, target, **HEADS)
+        again = with_schedule(again, schedule.text)
+        if target.name == "cpu":
+            (result,) = run(again, target, values)
+        else:
+            (result,) = target.load(program_for(again, target))(values)
+        np.testing.assert_allclose(result, expected[0], 1e-4, 1e-4, err_msg=schedule.text)
+
+
+@pytest.mark.parametrize("pattern, put, message", [
+    (r"vector\(columns, \d+\)", "vector(columns, 2)", "columns on this machine, found 2"),
+    (r" tile\(rows, \d+\)", "", "a step tile(rows, ...)"),
+    (r"tile\(rows, \d+\)", "tile(rows, 50)", "a tile of at most 19 rows"),
+    (r"split_reduce\(depth, \d+\)", "split_reduce(depth, 3)", "blocks of a multiple of"),
+    (r"tile\(depth, \d+\)", "tile(depth, 3)", "panels of a multiple of"),
+])  # fmt: skip
+def test_attention_refuses_what_does_not_fit(pattern, put, message):
+    graph, _ = fused(attention, Cpu(), **HEADS)
+    text = re.sub(pattern, put, proposals(graph, Cpu(), "attention")[0].text)
+    with pytest.raises(ModelError, match=re.escape(message)):
+        program_for(with_schedule(graph, text), Cpu())
+
+
+def of_codes(b, x):
+    """A product with weights of four bits, in blocks."""
+    r = np.random.default_rng(1)
+    codes = r.integers(0, 256, (37, 2, 16)).astype(np.uint8)
+    scales = r.uniform(0.01, 0.1, (37, 2)).astype(np.float32)
+    return b.op(
+        "MatMulNBits", x, b.constant(codes), b.constant(scales), None, None, None, domain=RUNTIME,
+        K=64, N=37, block_size=32, bits=4, accuracy_level=4,
+    )  # fmt: skip
+
+
+def test_sums_over_blocks_take_schedules():
+    graph, values = fused(of_codes, Cpu(), x=floats(R, 11, 64))
+    expected = interpret(graph, values)
+    given = proposals(graph, Cpu(), "block_tiles")
+    assert len(given) > 2
+    for schedule in (given[0], given[1], given[-1]):
+        again, _ = fused(of_codes, Cpu(), x=floats(R, 11, 64))
+        results = run(with_schedule(again, schedule.text), Cpu(), values)
+        np.testing.assert_allclose(results[0], expected[0], 1e-5, 1e-5, err_msg=schedule.text)
 
 
 # ---------------------------------------------------------------- choosing

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from graphc.backends.micro_c.cpus import DEFAULT, PAIRS, Cpu, cpu_of
 from graphc.backends.micro_c.goals import FASTEST, SIZE, SPEED
-from graphc.backends.micro_c.strategies.helium.strategy import lower_helium
-from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
+from graphc.backends.micro_c.strategies.helium.strategy import HeliumTiles
 from graphc.backends.micro_c.strategies.padded_copy import PaddedTiles
 from graphc.backends.micro_c.strategies.scalar_tiles import ScalarTiles, TileOptions
-from graphc.backends.micro_c.strategies.winograd import lower_winograd
+from graphc.backends.micro_c.strategies.winograd import IntegerWinograd
 from graphc.passes.lower.program import Strategy
-from graphc.passes.lower.strategies.attention_tiles import lower_attention
+from graphc.passes.lower.strategies.attention_tiles import AttentionTiles
 from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
@@ -29,12 +27,12 @@ def strategies(cpu: str = DEFAULT, goal: str = SPEED.name) -> Sequence[Strategy]
     options = small_tiles(target) if goal == SIZE.name else tile_options(target)
     registers = min(FEW, target.registers) if goal == SIZE.name else target.registers
     attention = RegisterTileOptions(vector_bytes=0, registers=registers)
-    first: list[Strategy] = [partial(lower_attention, options=attention)]
+    first: list[Strategy] = [AttentionTiles(attention)]
     if target.vectors:
-        first.append(partial(lower_helium, options=HeliumOptions()))
+        first.append(HeliumTiles())
     elif goal == FASTEST.name and target.has(PAIRS):
         options = replace(options, spread=True, quad_unroll=8)
-        first.append(lower_winograd)
+        first.append(IntegerWinograd())
     return [
         *first, PaddedTiles(options), ScalarTiles(options), nest_strategy(NestOptions()),
     ]  # fmt: skip

@@ -20,44 +20,40 @@ from graphc.passes.analysis.weighted import interior, match_product
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.transforms.im2col import Window, window
-from graphc.passes.schedule.steps import Pack, Schedule, misfit
+from graphc.passes.schedule.steps import Pack, Schedule
 
 NAME = "padded"
 EDGES = 5  # a copy is made if at least every fifth window of a row hangs over an edge
 SHARE = 8  # and if the copy takes at most an eighth of the result
 PACK = Pack("rows", "padded")
 
+_Padded = tuple[Window, Computation, Computation]
+"""A padded copy, what fills it, and the sums over windows of it."""
+
 
 @dataclass(frozen=True)
-class PaddedTiles(Scheduled):
+class PaddedTiles(Scheduled[_Padded]):
     """Tiles of scalars over windows of a padded copy: their schedules, after pack(rows, padded)."""
 
     options: TileOptions
     name = "padded"
+    takes = "a sum over windows that may be copied"
 
-    def propose(self, computation: Computation) -> Iterable[Schedule] | str:
-        parts = self._padded(computation)
-        if isinstance(parts, str):
-            return parts
-        proposals = ScalarTiles(self.options).propose(parts[1])
+    def proposals(self, match: _Padded) -> Iterable[Schedule] | str:
+        proposals = ScalarTiles(self.options).propose(match[2])
         if isinstance(proposals, str):
             return proposals
         return (Schedule(self.name, (PACK, *schedule.steps)) for schedule in proposals)
 
-    def made(self, computation: Computation, schedule: Schedule) -> Lowered:
-        parts = self._padded(computation)
-        if isinstance(parts, str):
-            raise misfit(schedule, "a sum over windows that may be copied", parts)
-        copy, windows = parts
+    def emitted(self, match: _Padded, schedule: Schedule) -> Lowered:
+        copy, filled, windows = match
         schedule.the(Pack, "rows")
         inner = ScalarTiles(self.options).made(windows, schedule)
-        _, filled = computation.copied("padded", copy.index, copy.contents, "padded input")
         return replace(
             inner, prepare=[filled, *inner.prepare], temporaries=[copy.buffer, *inner.temporaries]
         )
 
-    def _padded(self, computation: Computation) -> tuple[Window, Computation] | str:
-        """A padded copy, and the sums over windows of it; or why there is none."""
+    def match(self, computation: Computation) -> _Padded | str:
         options = self.options
         match = match_product(computation, options.min_depth)
         if isinstance(match, str):
@@ -79,7 +75,9 @@ class PaddedTiles(Scheduled):
             return f"{NAME}: a copy takes {size} bytes, the result {limit}"
         changed = replace(output, expr=substitute(output.expr, {hole: summed}))
         inputs = (*computation.inputs, copy.buffer)
-        return copy, replace(computation, inputs=inputs).restricted([changed])
+        windows = replace(computation, inputs=inputs).restricted([changed])
+        _, filled = computation.copied("padded", copy.index, copy.contents, "padded input")
+        return copy, filled, windows
 
 
 def _copied(computation: Computation, hole: Reduce) -> tuple[Window, Reduce] | str:

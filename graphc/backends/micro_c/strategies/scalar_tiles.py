@@ -22,7 +22,7 @@ several products.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
@@ -67,7 +67,7 @@ class TileOptions:
 
 
 @dataclass(frozen=True)
-class ScalarTiles(Scheduled):
+class ScalarTiles(Scheduled["_Operands"]):
     """Sums of products in tiles of scalars.
 
     tile(rows, R) tile(columns, C)   so many sums at a time
@@ -78,12 +78,17 @@ class ScalarTiles(Scheduled):
 
     options: TileOptions
     name = "tiles"
+    takes = "a sum of products that tiles take"
 
-    def propose(self, computation: Computation) -> Iterable[Schedule] | str:
-        match = self._match(computation)
-        return match if isinstance(match, str) else self._proposals(_Operands(match, self.options))
+    def match(self, computation: Computation) -> _Operands | str:
+        match = match_product(computation, self.options.min_depth)
+        if isinstance(match, str):
+            return match
+        if is_below_a_byte(match.b, computation):
+            return "tiles: weights must have whole bytes, found several in a byte"
+        return _Operands(match, self.options)
 
-    def _proposals(self, operands: _Operands) -> Iterator[Schedule]:
+    def proposals(self, operands: _Operands) -> Iterator[Schedule]:
         """The tile of the fewest instructions that has as many sums as there are registers for,
         then tiles of other shapes."""
         rows, columns = operands.sizes()
@@ -104,11 +109,7 @@ class ScalarTiles(Scheduled):
         quads = dot if operands.quads else []
         return Schedule(self.name, (*steps, *quads, Unroll("depth", o.unroll, o.whole)))
 
-    def made(self, computation: Computation, schedule: Schedule) -> Lowered:
-        match = self._match(computation)
-        if isinstance(match, str):
-            raise misfit(schedule, "a sum of products that tiles take", match)
-        operands = _Operands(match, self.options)
+    def emitted(self, operands: _Operands, schedule: Schedule) -> Lowered:
         for index, most in (("rows", operands.most_rows), ("columns", operands.most_columns)):
             size = schedule.the(Tile, index).size
             if size > most:
@@ -117,12 +118,6 @@ class ScalarTiles(Scheduled):
             wanted = "no step tensorize(...): products are not of bytes that lie in a row"
             raise misfit(schedule, wanted, schedule.get(Tensorize))
         return _Emitter(operands, schedule).lowered()
-
-    def _match(self, computation: Computation) -> ProductMatch | str:
-        match = match_product(computation, self.options.min_depth)
-        if not isinstance(match, str) and is_below_a_byte(match.b, computation):
-            return "tiles: weights must have whole bytes, found several in a byte"
-        return match
 
 
 def _widened(b: Expr) -> DType | None:

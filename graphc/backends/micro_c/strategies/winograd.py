@@ -22,7 +22,7 @@ into `totals`, transformed back, and given to the epilogue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from graphc.ir.addresses import unflatten_loads
@@ -36,6 +36,8 @@ from graphc.passes.analysis.core import Core, Role, core_of, stride
 from graphc.passes.analysis.factors import Centred, centred, is_below_a_byte
 from graphc.passes.analysis.spaces import shapes_of
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.scheduled import Scheduled
+from graphc.passes.schedule.steps import Schedule, Tile, misfit
 
 NAME = "winograd"
 TAPS, SIDE, STEP = 3, 4, 2  # of a window, of what a tile reads, of what it gives
@@ -62,10 +64,33 @@ class Windows:
     channel: Index
 
 
-def lower_winograd(computation: Computation) -> Lowered | str:
-    """The kernel of a convolution in fewer products, or the reason why there is none."""
-    found = match_windows(computation)
-    return found if isinstance(found, str) else _Emitter(found).lowered()
+class IntegerWinograd(Scheduled[Windows]):
+    """Convolutions of bytes in fewer products.
+
+    tile(places, 2)     a tile has 2 x 2 outputs
+    tile(rows, T)       the image is transformed for T tiles at a time
+    """
+
+    name = NAME
+    takes = "a convolution that the algorithm is for"
+
+    def match(self, computation: Computation) -> Windows | str:
+        return match_windows(computation)
+
+    def proposals(self, windows: Windows) -> Iterator[Schedule]:
+        most = most_tiles(windows)
+        for tiles in reversed(_tiles(windows)):
+            if tiles <= most:
+                yield Schedule(self.name, (Tile("places", STEP), Tile("rows", tiles)))
+
+    def emitted(self, windows: Windows, schedule: Schedule) -> Lowered:
+        side, tiles = (schedule.the(Tile, index).size for index in ("places", "rows"))
+        if side != STEP:
+            raise misfit(schedule, f"a tile of {STEP} places", side)
+        if tiles not in _tiles(windows):
+            listed = ", ".join(map(str, _tiles(windows)))
+            raise misfit(schedule, f"a tile of so many rows: {listed}", tiles)
+        return _Emitter(windows, tiles).lowered()
 
 
 def match_windows(computation: Computation) -> Windows | str:
@@ -125,13 +150,13 @@ def _unfit(found: Windows) -> str:
         return f"{NAME}: outputs must be in tiles of 2 x 4, found {y.count} x {x.count}"
     if deep * TAPS * TAPS * MOST * MOST > LARGEST_SUM:
         return f"{NAME}: sums over {deep} channels do not fit"
-    needed = sum(_stack(found))
+    needed = sum(_stack(found, most_tiles(found)))
     return f"{NAME}: it needs {needed} bytes of stack" if needed > STACK else ""
 
 
-def _stack(found: Windows) -> tuple[int, int]:
-    """The bytes of `down` and of `image`."""
-    each, tiles = found.depth.count * i16.size, tiles_together(found)
+def _stack(found: Windows, tiles: int) -> tuple[int, int]:
+    """The bytes of `down` and of `image`, of so many tiles."""
+    each = found.depth.count * i16.size
     return each * SIDE * STEP * (tiles + 1), each * PLACES * tiles
 
 
@@ -152,22 +177,26 @@ def _summed(m: Sequence[Expr]) -> list[Expr]:
     return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]
 
 
-def tiles_together(found: Windows) -> int:
-    """Tiles whose image is transformed at a time: an even number of them that divides a row."""
+def _tiles(found: Windows) -> list[int]:
+    """How many tiles may be transformed at a time: even numbers that divide a row."""
     tiles = found.positions[1].count // STEP
-    most = max(IMAGE_BYTES // (PLACES * i16.size * found.depth.count), PAIR)
-    return max(
-        n for n in range(PAIR, tiles + 1, PAIR) if tiles % n == 0 and (n <= most or n == PAIR)
-    )
+    counts = [n for n in range(PAIR, tiles + 1, PAIR) if tiles % n == 0]
+    return [n for n in counts if n == PAIR or sum(_stack(found, n)) <= STACK]
+
+
+def most_tiles(found: Windows) -> int:
+    """The largest of these whose image has its bytes."""
+    room = IMAGE_BYTES // (PLACES * i16.size * found.depth.count)
+    return max(n for n in _tiles(found) if n <= max(room, PAIR))
 
 
 class _Emitter:
     """Emits the loops of a convolution."""
 
-    def __init__(self, found: Windows):
-        self.found, self.core = found, found.core
+    def __init__(self, found: Windows, tiles: int):
+        self.found, self.core, self.tiles = found, found.core, tiles
         self.k = KernelBuilder()
-        self.deep, self.tiles = found.depth.count, tiles_together(found)
+        self.deep = found.depth.count
         self.weights, self.packed = self._pack()
 
     def lowered(self) -> Lowered:
@@ -179,7 +208,7 @@ class _Emitter:
         inplace = in_place_of_epilogue(output, core.offset, rest, whole.inputs, operands)
         outer = [i for i in core.indices if i not in (y, x, found.channel)]
         columns = STEP * self.tiles
-        sizes = [size // i16.size for size in _stack(found)]
+        sizes = [size // i16.size for size in _stack(found, self.tiles)]
         down, image = (self.k.alloc(i16, (size,), "stack", name)
                        for size, name in zip(sizes, ("down", "image")))  # fmt: skip
         with self.k.loops(*(i.extent for i in outer), y.count // STEP, x.count // columns) as at:

@@ -24,7 +24,7 @@ from graphc.passes.analysis.attention import (
 from graphc.passes.analysis.computation import Output, flat_buffer
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.spaces import count
-from graphc.passes.lower.strategies.attention_plan import attention_plan
+from graphc.passes.lower.strategies.attention_plan import AttentionPlan
 from graphc.passes.lower.strategies.block_panels import pack_panel, packed_element
 from graphc.passes.lower.strategies.tile_emitter import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan
@@ -52,9 +52,9 @@ class AttentionProducts:
     largest: Buffer
     total: Buffer
 
-    def __init__(self, match: Attention, options: RegisterTileOptions):
-        self.match, self.options, self.k = match, options, KernelBuilder()
-        self.plan = attention_plan(match, options)
+    def __init__(self, match: Attention, plan: AttentionPlan, options: RegisterTileOptions):
+        self.match, self.plan, self.options = match, plan, options
+        self.k = KernelBuilder()
         self.lanes = self.plan.lanes
         self.fixed: dict[Expr, Expr] = {}  # outer indices
         self.depth, self.columns = count(match.depth), count(match.columns)

@@ -38,28 +38,42 @@ from graphc.ir.extents import as_dim, ceil_divided, divided, most, points
 from graphc.ir.kernel import Buffer, Kernel
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
-from graphc.passes.analysis.attention import LARGEST, match_attention, merged
+from graphc.passes.analysis.attention import LARGEST, Attention, match_attention, merged
 from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer
 from graphc.passes.analysis.spaces import count
 from graphc.passes.lower.lowered import Lowered
+from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.strategies.along_depth import multiply_along
+from graphc.passes.lower.strategies.attention_plan import attention_plan, attention_schedules
 from graphc.passes.lower.strategies.attention_products import FIRST, AttentionProducts, Block
 from graphc.passes.lower.strategies.reductions import NestOptions, Reductions
 from graphc.passes.lower.strategies.tile_emitter import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
+from graphc.passes.schedule.steps import Schedule
 
 NOTHING, ZERO = Const(-math.inf, f32), Const(0, f32)
 
 
-def lower_attention(computation: Computation, options: RegisterTileOptions) -> Lowered | str:
-    """The kernel of an attention, or the reason why the computation is none."""
-    match = match_attention(computation)
-    if isinstance(match, str):
-        return match
-    emitter = _Attention(merged(match), options)
-    keys, features = most(match.key.extent), count(match.depth) + count(match.columns)
-    flops = 2 * points(match.outer) * points(match.rows) * keys * features
-    return Lowered(emitter.kernel("attention"), flops=flops)
+@dataclass(frozen=True)
+class AttentionTiles(Scheduled[Attention]):
+    """Attention in tiles, on a machine of these sizes; its schedules are in attention_plan.py."""
+
+    options: RegisterTileOptions
+    name = "attention"
+    takes = "an attention"
+
+    def match(self, computation: Computation) -> Attention | str:
+        match = match_attention(computation)
+        return match if isinstance(match, str) else merged(match)
+
+    def proposals(self, match: Attention) -> Iterator[Schedule]:
+        return attention_schedules(self.name, match, self.options)
+
+    def emitted(self, match: Attention, schedule: Schedule) -> Lowered:
+        plan = attention_plan(match, schedule, self.options)
+        keys, features = most(match.key.extent), count(match.depth) + count(match.columns)
+        flops = 2 * points(match.outer) * points(match.rows) * keys * features
+        return Lowered(_Attention(match, plan, self.options).kernel(self.name), flops=flops)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ are scaled and added once per block.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from graphc.ir.addresses import flatten_loads, unflatten_index
@@ -29,30 +30,57 @@ from graphc.passes.analysis.core import Core, core_of, reductions_in
 from graphc.passes.analysis.factors import Codes, centred_codes, converted, is_zero
 from graphc.passes.analysis.spaces import known_last, merge_adjacent
 from graphc.passes.lower.lowered import Lowered
+from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.strategies.column_operand import packed_panels
 from graphc.passes.lower.strategies.reductions import combined
+from graphc.passes.lower.strategies.register_tiles import check_loops
+from graphc.passes.lower.strategies.tile_costs import alternatives
 from graphc.passes.lower.strategies.tile_emitter import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan, tile_plan
 from graphc.passes.lower.strategies.tile_rules import best_plans
+from graphc.passes.lower.strategies.tile_schedules import (
+    loop_plan_of,
+    schedule_of,
+    tile_plan_of,
+)
 from graphc.passes.lower.transforms.zero_points import times_sums
+from graphc.passes.schedule.steps import Schedule
 from graphc.records import dataclass
 
 WRITTEN_OUT = 4  # words of a lane, of a block, that are multiplied without a loop
 
 
-def lower_block_tiles(computation: Computation, options: RegisterTileOptions) -> Lowered | str:
-    """The kernel of such sums, or the reason why the computation is none."""
-    core = core_of(computation, "block sums", nested=False)
-    if isinstance(core, str):
-        return core
-    blocks = _match(core)
-    if isinstance(blocks, str):
-        return blocks
-    wide = replace(options, registers=options.registers // 2)  # for sums of a block, and of all
-    plan = tile_plan(blocks.match, wide, blocks.codes.byte)
-    emitter = _BlockEmitter(blocks, plan, options)
-    emitter.plan, loops = best_plans(emitter)
-    return emitter.lowered(loops)
+@dataclass(frozen=True)
+class BlockTiles(Scheduled["_Blocks"]):
+    """Sums over blocks in register tiles, by schedules as theirs (tile_schedules.py)."""
+
+    options: RegisterTileOptions
+    name = "block_tiles"
+    takes = "sums over blocks of codes"
+
+    @property
+    def _wide(self) -> RegisterTileOptions:
+        """Half of the registers are for sums of a block, the others for those of all."""
+        return replace(self.options, registers=self.options.registers // 2)
+
+    def match(self, computation: Computation) -> _Blocks | str:
+        core = core_of(computation, "block sums", nested=False)
+        return core if isinstance(core, str) else _match(core)
+
+    def proposals(self, blocks: _Blocks) -> Iterator[Schedule]:
+        plan = tile_plan(blocks.match, self._wide, blocks.codes.byte)
+        emitter = _BlockEmitter(blocks, plan, self._wide)
+        best = best_plans(emitter)
+        for plans in (best, *alternatives(emitter, *best)):
+            yield schedule_of(self.name, *plans)
+
+    def emitted(self, blocks: _Blocks, schedule: Schedule) -> Lowered:
+        widest = max(1, self.options.vector_bytes // i32.size)
+        plan = tile_plan_of(schedule, blocks.match, widest, blocks.codes.byte)
+        loops = loop_plan_of(schedule, plan)
+        emitter = _BlockEmitter(blocks, plan, self._wide)
+        check_loops(schedule, emitter, loops)
+        return emitter.lowered(loops)
 
 
 @dataclass

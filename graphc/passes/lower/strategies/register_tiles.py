@@ -92,7 +92,7 @@ class RegisterTiles(Scheduled):
         loops = loop_plan_of(schedule, plan)
         _check_columns(schedule, match, plan)
         emitter = self._emitter(match, plan)
-        _check_loops(schedule, emitter, loops)
+        check_loops(schedule, emitter, loops)
         return emitter.lowered(loops)
 
     def _operands(self, computation: Computation) -> tuple[Match, Index | None] | str:
@@ -140,7 +140,7 @@ def _check_columns(schedule: Schedule, match: Match, plan: TilePlan) -> None:
         raise misfit(schedule, "a step pack(columns, ...), as columns are no neighbours", "none")
 
 
-def _check_loops(schedule: Schedule, emitter: TileEmitter, loops: LoopPlan) -> None:
+def check_loops(schedule: Schedule, emitter: TileEmitter, loops: LoopPlan) -> None:
     """ModelError if tiles cannot be in such loops."""
     rows, plan = emitter.tiled.extent, emitter.plan
     if loops.blocks is not None:

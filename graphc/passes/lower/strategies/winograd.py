@@ -67,7 +67,7 @@ LARGEST = float(1 << 30)  # sum of a tile's outputs that leaves others beside it
 
 
 @dataclass(frozen=True)
-class WinogradTiles(Scheduled):
+class WinogradTiles(Scheduled[Convolution]):
     """Convolutions by Winograd's algorithm, on a machine of these sizes.
 
     tile(places, M)          a tile has M x M outputs
@@ -77,11 +77,13 @@ class WinogradTiles(Scheduled):
 
     options: RegisterTileOptions
     name = "winograd"
+    takes = "a convolution that the algorithm is for"
 
-    def propose(self, computation: Computation) -> Iterable[Schedule] | str:
-        planes = self._planes(computation)
-        if isinstance(planes, str):
-            return planes
+    def match(self, computation: Computation) -> Convolution | str:
+        planes = match_convolution(computation)
+        return planes if isinstance(planes, str) else _unsuitable(planes, self.options) or planes
+
+    def proposals(self, planes: Convolution) -> Iterable[Schedule] | str:
         ranked = cheapest(planes, self.options)
         return ranked if isinstance(ranked, str) else self._proposals(planes, ranked)
 
@@ -95,10 +97,7 @@ class WinogradTiles(Scheduled):
         bind = Bind("rows", "parallel", PARALLEL_PIECES)
         return Schedule(self.name, (Tile("places", outputs), Tile("rows", tiles), bind))
 
-    def made(self, computation: Computation, schedule: Schedule) -> Lowered:
-        planes = self._planes(computation)
-        if isinstance(planes, str):
-            raise misfit(schedule, "a convolution that the algorithm is for", planes)
+    def emitted(self, planes: Convolution, schedule: Schedule) -> Lowered:
         outputs, tiles = (schedule.the(Tile, index).size for index in ("places", "rows"))
         if outputs not in POINTS:
             known = " or ".join(map(str, POINTS))
@@ -109,10 +108,6 @@ class WinogradTiles(Scheduled):
             raise misfit(schedule, f"a block of at most {most_tiles} rows", tiles)
         pieces = schedule.the(Bind, "rows").pieces
         return WinogradEmitter(planes, form, tiles, pieces, self.options).lowered()
-
-    def _planes(self, computation: Computation) -> Convolution | str:
-        planes = match_convolution(computation)
-        return planes if isinstance(planes, str) else _unsuitable(planes, self.options) or planes
 
 
 def _unsuitable(planes: Convolution, options: RegisterTileOptions) -> str:

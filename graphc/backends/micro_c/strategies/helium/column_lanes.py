@@ -29,13 +29,8 @@ class Lanes(Emitter):
     """Four columns at a time."""
 
     def __init__(self, match: ProductMatch, options: HeliumOptions):
-        column = match.column
-        assert column is not None
-        self.depthwise = column in free_indices(match.a)
-        most = 1 if self.depthwise else options.lane_vectors
-        if match.row is None:
-            most = options.lane_alone
-        self.vectors = _even_parts(-(-column.count // LANES), most)
+        self.depthwise = match.column_alone
+        self.vectors = options.lane_vectors
         super().__init__(match, options)
 
     def _tile_rows(self) -> int:
@@ -277,6 +272,15 @@ class _Tile:
 def _pieces(width: int) -> list[tuple[int, int]]:
     """The vectors of a panel: where each starts, and its lanes."""
     return [(j, min(LANES, width - j)) for j in range(0, width, LANES)]
+
+
+def panel_vectors(match: ProductMatch, options: HeliumOptions) -> int:
+    """How many vectors of columns are summed at a time."""
+    assert match.column is not None
+    most = 1 if match.column_alone else options.lane_vectors
+    if match.row is None:
+        most = options.lane_alone
+    return _even_parts(-(-match.column.count // LANES), most)
 
 
 def _even_parts(vectors: int, most: int) -> int:

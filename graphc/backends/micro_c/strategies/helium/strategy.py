@@ -8,26 +8,80 @@ time (column_lanes.py).
 
 from __future__ import annotations
 
-from graphc.backends.micro_c.strategies.helium.column_lanes import Lanes
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from graphc.backends.micro_c.strategies.helium.column_lanes import Lanes, panel_vectors
 from graphc.backends.micro_c.strategies.helium.dot_products import Dots
 from graphc.backends.micro_c.strategies.helium.matching import has_byte_rows, problem
 from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
+from graphc.backends.micro_c.vectors import LANES
 from graphc.passes.analysis.computation import Computation
-from graphc.passes.analysis.weighted import match_product
+from graphc.passes.analysis.weighted import ProductMatch, match_product
 from graphc.passes.lower.lowered import Lowered
+from graphc.passes.lower.scheduled import Scheduled
+from graphc.passes.schedule.steps import Schedule, Tile, Vector, misfit
 
 MIN_DEPTH = 2  # products summed, below which a plain nest does as well
+MOST_SUMS = 8  # of a tile, in registers: of dots or of vectors
 
 
-def lower_helium(computation: Computation, options: HeliumOptions) -> Lowered | str:
-    """The kernel of a sum of products in vectors, or the reason why there is none."""
-    match = match_product(computation, MIN_DEPTH)
-    if isinstance(match, str):
-        return match
-    unknown = next((x.extent for x in match.indices if not isinstance(x.extent, int)), None)
-    if unknown is not None:
-        return f"helium: extents must be constant, found {unknown}"
-    reason = problem(match)
-    if reason:
-        return f"helium: {reason}"
-    return (Dots if has_byte_rows(match) else Lanes)(match, options).lowered()
+@dataclass(frozen=True)
+class HeliumTiles(Scheduled[ProductMatch]):
+    """Sums of products in vectors.
+
+    tile(rows, R) tile(columns, C)   so many sums at a time
+    vector(columns, 4)               four of these columns are a vector; without it, sixteen
+                                     products of a sum are one instruction
+    """
+
+    options: HeliumOptions = HeliumOptions()
+    name = "helium"
+    takes = "a sum of products that vectors take"
+
+    def match(self, computation: Computation) -> ProductMatch | str:
+        match = match_product(computation, MIN_DEPTH)
+        if isinstance(match, str):
+            return match
+        unknown = next((x.extent for x in match.indices if not isinstance(x.extent, int)), None)
+        if unknown is not None:
+            return f"helium: extents must be constant, found {unknown}"
+        reason = problem(match)
+        return f"helium: {reason}" if reason else match
+
+    def proposals(self, match: ProductMatch) -> Iterator[Schedule]:
+        """The usual tile, then smaller ones, those first that load least for their products."""
+        o, alone = self.options, match.row is None
+        if has_byte_rows(match):
+            rows, columns = o.rows, o.alone if alone else o.columns
+        else:
+            rows, columns = o.lane_rows, panel_vectors(match, o)
+        rows = 1 if alone else rows
+        yield self._schedule(match, rows, columns)
+        shapes = [(r, c) for r in range(1, rows + 1) for c in range(1, columns + 1)]
+        for shape in sorted(shapes, key=lambda s: sum(s) / (s[0] * s[1])):
+            if shape != (rows, columns):
+                yield self._schedule(match, *shape)
+
+    def _schedule(self, match: ProductMatch, rows: int, columns: int) -> Schedule:
+        if has_byte_rows(match):
+            return Schedule(self.name, (Tile("rows", rows), Tile("columns", columns)))
+        width = Tile("columns", columns * LANES)
+        return Schedule(self.name, (Vector("columns", LANES), Tile("rows", rows), width))
+
+    def emitted(self, match: ProductMatch, schedule: Schedule) -> Lowered:
+        dots, vector = has_byte_rows(match), schedule.get(Vector, "columns")
+        lanes = 1 if dots else LANES
+        if (1 if vector is None else vector.lanes) != lanes:
+            wanted = "no step vector(...) for bytes" if dots else f"vector(columns, {LANES})"
+            raise misfit(schedule, wanted, vector or "none")
+        rows, width = schedule.the(Tile, "rows").size, schedule.the(Tile, "columns").size
+        if width % lanes or rows * (width // lanes) > MOST_SUMS:
+            wanted = f"a tile of at most {MOST_SUMS} sums of {lanes} columns"
+            raise misfit(schedule, wanted, f"{rows} rows of {width}")
+        columns = width // lanes
+        if not dots:
+            own = replace(self.options, lane_rows=rows, lane_vectors=columns)
+            return Lanes(match, own).lowered()
+        alone = columns if match.row is None else self.options.alone
+        return Dots(match, replace(self.options, rows=rows, columns=columns, alone=alone)).lowered()
