@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 
 from graphc.ir.addresses import flatten_index
 from graphc.ir.expr import Expr, Load, loads
-from graphc.ir.kernel import Alloc, Buffer, For, Kernel, Let, Stmt, Store, buffers_read
+from graphc.ir.kernel import (
+    Alloc,
+    Buffer,
+    For,
+    Kernel,
+    KernelBuilder,
+    Let,
+    Stmt,
+    Store,
+)
+from graphc.ir.kernel import buffers_read as names_read
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation, Output
+from graphc.passes.analysis.computation import (
+    Computation,
+    Output,
+    buffers_read,
+    flat_buffer,
+)
 from graphc.passes.schedule.steps import Schedule
 from graphc.records import dataclass
 
@@ -36,6 +51,31 @@ class Lowered:
     strategy: str = ""
     declined: tuple[tuple[str, str], ...] = ()
     schedule: Schedule | None = None
+
+
+def kernel_of_sums(
+    name: str, k: KernelBuilder, computation: Computation, read: Iterable[Expr],
+    packed: Iterable[Buffer],
+) -> Kernel:  # fmt: skip
+    """The kernel that has been emitted: over those inputs that expressions read, over what is
+    packed for it, and over all outputs."""
+    own = [*buffers_read(computation.inputs, read), *packed]
+    params = map(flat_buffer, (*own, *(o.buffer for o in computation.outputs)))
+    return Kernel(name, tuple(params), k.body(), computation.label)
+
+
+def store_outputs(
+    k: KernelBuilder, outputs: Iterable[Output], offset: Expr, exprs: Iterable[Expr],
+    at: Mapping[Expr, Expr],
+) -> None:  # fmt: skip
+    """The epilogue of a sum: stores what outputs make of it, given what sum and indices are `at`
+    this place; once all have been computed, as outputs may lie over what is read."""
+    values = [simplify(expr, at) for expr in exprs]
+    if len(values) > 1:
+        values = [k.let(value) for value in values]
+    place = simplify(offset, at)
+    for output, value in zip(outputs, values):
+        k.store(flat_buffer(output.buffer), place, value)
 
 
 def in_place(part: Computation) -> list[tuple[str, str]]:
@@ -84,36 +124,23 @@ def in_place_of_copies(kernel: Kernel) -> list[tuple[str, str]]:
     is_copy = (
         out is not None and into is not None
         and (out.shape, out.dtype) == (into.shape, into.dtype)
-        and stmt.index == stmt.value.index and into.name not in buffers_read(rest)
+        and stmt.index == stmt.value.index and into.name not in names_read(rest)
     )  # fmt: skip
     return [(stmt.buffer, stmt.value.source)] if is_copy else []
 
 
 def in_place_of_epilogue(
-    output: Buffer, offset: Expr, epilogue: Sequence[Load], inputs: Iterable[Buffer],
-    operands: Set[str],
-) -> list[tuple[str, str]]:  # fmt: skip
-    """As `in_place`, of flat loads: inputs that an epilogue alone reads, not what it is of (the
-    `operands`), at the very offset that is stored."""
-    pairs = []
-    for buffer in inputs:
-        reads = [x for x in epilogue if x.source == buffer.name]
-        here = all(simplify(x.index[0]) is simplify(offset) for x in reads)
-        same_size = buffer.dtype.size == output.dtype.size
-        if reads and here and same_size and buffer.name not in operands:
-            pairs.append((output.name, buffer.name))
-    return pairs
-
-
-def in_place_of_epilogues(
-    outputs: Iterable[Output], offset: Expr, epilogues: Iterable[Expr], inputs: Sequence[Buffer],
-    operands: Iterable[Expr],
-) -> list[tuple[str, str]]:  # fmt: skip
-    """As `in_place_of_epilogue`, for all outputs of a computation, of expressions."""
-    read = [x for e in epilogues for x in loads(e)]
+    computation: Computation, offset: Expr, epilogue: Iterable[Expr], operands: Iterable[Expr]
+) -> list[tuple[str, str]]:
+    """As `in_place`, of flat loads: inputs that an epilogue alone reads, not the operands that it
+    is of, at the very offset that is stored."""
+    here, read = simplify(offset), [x for e in epilogue for x in loads(e)]
     sources = {x.source for e in operands for x in loads(e)}
-    return [
-        pair
-        for output in outputs
-        for pair in in_place_of_epilogue(output.buffer, offset, read, inputs, sources)
-    ]
+    pairs = []
+    for output in computation.outputs:
+        for buffer in computation.inputs:
+            own = [simplify(x.index[0]) for x in read if x.source == buffer.name]
+            alone = own and all(x is here for x in own) and buffer.name not in sources
+            if alone and buffer.dtype.size == output.buffer.dtype.size:
+                pairs.append((output.buffer.name, buffer.name))
+    return pairs

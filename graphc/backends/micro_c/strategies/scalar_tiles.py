@@ -30,14 +30,19 @@ from graphc.ir.dtypes import DType, i8, i16, i32, i64, u8
 from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, call, free_indices, loads
 from graphc.ir.extents import divided, points
 from graphc.ir.instructions import LANES, dot4, dot4_spread
-from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer, index_of
+from graphc.passes.analysis.computation import Computation, index_of
 from graphc.passes.analysis.factors import centred_byte, is_below_a_byte
 from graphc.passes.analysis.guards import trim
 from graphc.passes.analysis.spaces import merge_adjacent, shapes_of
 from graphc.passes.analysis.weighted import ProductMatch, interior, match_product
-from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.lowered import (
+    Lowered,
+    in_place_of_epilogue,
+    kernel_of_sums,
+    store_outputs,
+)
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.schedule.steps import Schedule, Tensorize, Tile, Unroll, misfit
 
@@ -174,9 +179,9 @@ class _Operands:
         self.edges = Window(*merge_adjacent(match.depth, [match.a]))
         self.middle = self._middle()
         self.quads = self._has_quads()
-        output, operands = match.computation.outputs[0].buffer, {x.source for x in loads(match.a)}
-        rest, inputs = match.epilogue_loads(), match.computation.inputs
-        self.inplace = in_place_of_epilogue(output, match.offset, rest, inputs, operands)
+        self.inplace = in_place_of_epilogue(
+            match.computation, match.offset, match.epilogue_loads(), [match.a]
+        )
 
     @property
     def inside(self) -> int:
@@ -318,10 +323,8 @@ class _Emitter:
     def lowered(self) -> Lowered:
         match = self.match
         self._outer(list(self.outer), {})
-        output = flat_buffer(match.computation.outputs[0].buffer)
-        inputs = buffers_read(match.computation.inputs, (*match.epilogue_loads(), match.a))
-        params = (*map(flat_buffer, (*inputs, self.weights)), output)
-        kernel = Kernel("tiles", params, self.k.body(), match.computation.label)
+        read = (*match.epilogue_loads(), match.a)
+        kernel = kernel_of_sums("tiles", self.k, match.computation, read, [self.weights])
         work = 2 * points((*match.indices, *match.depth))
         return Lowered(kernel, [self.packed], [self.weights], inplace=self.inplace, flops=work)
 
@@ -398,11 +401,10 @@ class _Emitter:
         factors = [simplify(window.a, cell) for cell, _, _ in cells]
         bound = frozenset(x for e in (*at.values(), first, panel) for x in free_indices(e))
         self._sum(list(window.depth), factors, at, panel, cells, bound)
+        outputs = self.match.computation.outputs
         for cell, _, total in cells:
-            value = simplify(self.match.expr, {self.match.hole: total[()]})
-            where = simplify(self.match.offset, cell)
-            output = flat_buffer(self.match.computation.outputs[0].buffer)
-            self.k.store(output, (where,), simplify(value, cell))
+            here = {**cell, self.match.hole: total[()]}
+            store_outputs(self.k, outputs, self.match.offset, self.match.exprs, here)
 
     def _sum(
         self, depth: list[Index], factors: list[Expr], at: dict, panel: Expr, cells: list[tuple],

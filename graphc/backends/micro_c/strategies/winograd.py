@@ -29,13 +29,18 @@ from graphc.ir.addresses import unflatten_loads
 from graphc.ir.dtypes import i16, i32, i64
 from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, call, free_indices, loads, select
 from graphc.ir.instructions import LANES, dot4_wide
-from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer, index_of
+from graphc.passes.analysis.computation import Computation, index_of
 from graphc.passes.analysis.core import Core, Role, core_of, stride
 from graphc.passes.analysis.factors import Centred, centred, is_below_a_byte
 from graphc.passes.analysis.spaces import shapes_of
-from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.lowered import (
+    Lowered,
+    in_place_of_epilogue,
+    kernel_of_sums,
+    store_outputs,
+)
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.schedule.steps import Schedule, Tile, misfit
 
@@ -202,10 +207,8 @@ class _Emitter:
     def lowered(self) -> Lowered:
         core, found = self.core, self.found
         (y, x), whole = found.positions, core.computation
-        output = flat_buffer(whole.outputs[0].buffer)
         rest = core.epilogue_loads()
-        operands = {load.source for load in loads(found.element.byte)}
-        inplace = in_place_of_epilogue(output, core.offset, rest, whole.inputs, operands)
+        inplace = in_place_of_epilogue(whole, core.offset, rest, [found.element.byte])
         outer = [i for i in core.indices if i not in (y, x, found.channel)]
         columns = STEP * self.tiles
         sizes = [size // i16.size for size in _stack(found, self.tiles)]
@@ -217,10 +220,9 @@ class _Emitter:
             first = simplify(row * STEP), simplify(part * columns)
             self._transform_down(down, first, here)
             self._transform_along(down, image)
-            self._multiply(image, output, first, here)
-        inputs = buffers_read(whole.inputs, (*rest, found.element.byte))
-        params = (*map(flat_buffer, (*inputs, self.weights)), output)
-        kernel = Kernel(NAME, params, self.k.body(), whole.label)
+            self._multiply(image, first, here)
+        read = (*rest, found.element.byte)
+        kernel = kernel_of_sums(NAME, self.k, whole, read, [self.weights])
         work = 2 * y.count * x.count * found.channel.count * self.deep * TAPS * TAPS
         return Lowered(kernel, [self.packed], [self.weights], inplace=inplace, flops=work)
 
@@ -290,9 +292,7 @@ class _Emitter:
 
     # ---------------------------------------------------------------- products
 
-    def _multiply(
-        self, image: Buffer, output: Buffer, first: tuple[Expr, Expr], here: dict
-    ) -> None:
+    def _multiply(self, image: Buffer, first: tuple[Expr, Expr], here: dict) -> None:
         """Two tiles by two channels at a time."""
         totals = self.k.alloc(i32, (PAIR * PAIR * PLACES,), "stack", "totals")
         with self.k.loops(self.found.channel.count // PAIR, self.tiles // PAIR) as (pair, tile):
@@ -301,7 +301,7 @@ class _Emitter:
             with self.k.loops(PAIR, PAIR) as (t, u):
                 at = {**here, self.found.channel: pair * PAIR + u}
                 corner = first[0], simplify(first[1] + (tile * PAIR + t) * STEP)
-                self._finish(totals, output, (t * PAIR + u) * PLACES, corner, at)
+                self._finish(totals, (t * PAIR + u) * PLACES, corner, at)
 
     def _products(self, image: Buffer, totals: Buffer, pair: Expr, tile: Expr, place: Expr) -> None:
         sums = [[self.k.var(i32, 0) for _ in range(PAIR)] for _ in range(PAIR)]
@@ -320,9 +320,7 @@ class _Emitter:
                 cell = (t * PAIR + u) * PLACES
                 self.k.store(totals, simplify(place + cell), total[()])
 
-    def _finish(
-        self, totals: Buffer, output: Buffer, cell: Expr, corner: tuple[Expr, Expr], at: dict
-    ) -> None:
+    def _finish(self, totals: Buffer, cell: Expr, corner: tuple[Expr, Expr], at: dict) -> None:
         """The four outputs of a tile."""
         (y, x), core = self.found.positions, self.core
         m = [[totals[simplify(cell + SIDE * r + s)] for s in range(SIDE)] for r in range(SIDE)]
@@ -331,5 +329,5 @@ class _Emitter:
             for s, value in enumerate(_summed([column[r] for column in across])):
                 total = self.k.let(value >> 2)
                 place = {**at, y: simplify(corner[0] + r), x: simplify(corner[1] + s)}
-                result = simplify(simplify(core.exprs[0], {core.hole: total}), place)
-                self.k.store(output, simplify(core.offset, place), result)
+                here = {**place, core.hole: total}
+                store_outputs(self.k, core.computation.outputs, core.offset, core.exprs, here)

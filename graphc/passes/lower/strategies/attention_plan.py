@@ -86,7 +86,7 @@ def attention_schedules(
     tiles = sum(most(s.count) for s in _segments(match, tile))
     share = max(FEWEST_TILES, -(-tiles * max(1, points(match.outer)) // PARALLEL_PIECES))
     own = (Vector("columns", lanes), Tile("columns", wide * lanes), Tile("depth", panel))
-    ways = {}
+    ways: dict[Schedule, None] = {}
     for block in (usual, max(panel, usual // 2 // panel * panel)):
         for chunk in (share, 2 * share, share // 2):
             if ceil_divided(match.key.extent, block) != 1:

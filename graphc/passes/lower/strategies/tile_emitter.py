@@ -21,7 +21,6 @@ from graphc.ir.expr import (
     as_expr,
     call,
     cost,
-    loads,
     maximum,
     minimum,
     select,
@@ -29,14 +28,18 @@ from graphc.ir.expr import (
 )
 from graphc.ir.extents import as_dim, ceil_divided, divided, most, points
 from graphc.ir.instructions import dot4
-from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
-from graphc.passes.analysis.computation import flat_buffer
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.spaces import balanced_tiles, known_last, merge_adjacent
-from graphc.passes.lower.lowered import Lowered, in_place_of_epilogues
+from graphc.passes.lower.lowered import (
+    Lowered,
+    in_place_of_epilogue,
+    kernel_of_sums,
+    store_outputs,
+)
 from graphc.passes.lower.strategies.cache_blocks import emit_blocks
 from graphc.passes.lower.strategies.column_operand import Panels
 from graphc.passes.lower.strategies.depth_blocks import DepthBlocks, depth_blocks
@@ -115,7 +118,7 @@ class TileEmitter:
         """The kernel, with tiles in such loops."""
         match = self.match
         outer, places, tiled = match.outer, self.places, self.tiled
-        inputs, inplace = self.operands()
+        inplace = self.in_place()
         if loops.overlap and not self.is_looped():
             inplace = []  # rows that are computed twice must not have been written over
         segments = row_tiles(tiled.extent, self.plan.row_tile, loops.overlap)
@@ -130,11 +133,11 @@ class TileEmitter:
             self._rows_outside(loops, [*outer, *places], tiled, segments, panels)
         else:
             self._panels_outside(loops, [*outer, *places], [], tiled, segments, panels)
-        outputs = [flat_buffer(o.buffer) for o in match.computation.outputs]
-        params = [flat_buffer(b) for b in (*inputs, *match.temporaries)] + outputs
         steps = most(self.plan.depth) * self.plan.together
         work = points(match.indices) * steps * 2
-        kernel = Kernel("contract", tuple(params), self.k.body(), match.computation.label)
+        kernel = kernel_of_sums(
+            "contract", self.k, match.computation, self.read(), match.temporaries
+        )
         return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
 
     @property
@@ -147,15 +150,10 @@ class TileEmitter:
         """The other indices of rows."""
         return self.rows[:-1]
 
-    def operands(self) -> tuple[list[Buffer], list[tuple[str, str]]]:
-        """The inputs that the kernel reads, and which outputs may lie in which of them."""
-        computation = self.match.computation
-        used = {x.source for e in self.read() for x in loads(e)}
-        used.update(x.buffer.name for x in self.packed)
-        inputs = [b for b in computation.inputs if b.name in used]
-        return inputs, in_place_of_epilogues(
-            computation.outputs, self.offset, self.exprs, inputs, (self.a, self.b)
-        )
+    def in_place(self) -> list[tuple[str, str]]:
+        """Which outputs may lie in which inputs."""
+        operands = self.a, self.b
+        return in_place_of_epilogue(self.match.computation, self.offset, self.exprs, operands)
 
     def read(self) -> tuple[Expr, ...]:
         """The expressions that the kernel reads inputs in."""
@@ -456,16 +454,10 @@ class TileEmitter:
         return Load("panels", (simplify(place),), packed.part.dtype)
 
     def _finish(self, cell: Expr, at: dict, panel: Expr, j: int, v: Expr) -> None:
-        """The epilogue of one vector of sums, stored once all outputs of it have been computed, as
-        they may lie over what is read."""
-        mapping = {**at, self.column: panel * self.plan.panel + j + v}
-        total = self.k.let(cell)
-        values = [simplify(expr, {**mapping, self.marker: total}) for expr in self.exprs]
-        if len(values) > 1:
-            values = [self.k.let(value) for value in values]
-        offset = simplify(self.offset, mapping)
-        for output, value in zip(self.match.computation.outputs, values):
-            self.k.store(flat_buffer(output.buffer), (offset,), value)
+        """The epilogue of one vector of sums."""
+        column, total = panel * self.plan.panel + j + v, self.k.let(cell)
+        here = {**at, self.column: column, self.marker: total}
+        store_outputs(self.k, self.match.computation.outputs, self.offset, self.exprs, here)
 
 
 def row_tiles(rows: Dim, size: int, overlap: bool = False) -> list[Segment]:

@@ -48,7 +48,7 @@ def best_plans(e: TileEmitter) -> tuple[TilePlan, LoopPlan]:
     if isinstance(rows, Expr):
         order = COLUMNS_OUTSIDE if _are_large(e) else ROWS_OUTSIDE
         return plan, LoopPlan(order, _rows_in_cache(e))
-    same = same_size(rows, plan.row_tile) if looped or not e.operands()[1] else 0
+    same = same_size(rows, plan.row_tile) if looped or not e.in_place() else 0
     plan = replace(plan, row_tile=same or even_size(rows, plan.row_tile))
     if _are_large(e):
         return plan, LoopPlan(COLUMNS_FIRST, overlap=same > 0)

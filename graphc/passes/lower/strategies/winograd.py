@@ -32,19 +32,23 @@ from graphc.ir.expr import (
     Load,
     call,
     cost,
-    loads,
     minimum,
     select,
     substitute,
 )
 from graphc.ir.extents import as_dim, ceil_divided, divided, most, part_from
 from graphc.ir.instructions import mask
-from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
-from graphc.passes.analysis.computation import Computation, flat_buffer
+from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.convolution import Convolution, match_convolution
-from graphc.passes.lower.lowered import Lowered, in_place_of_epilogues
+from graphc.passes.lower.lowered import (
+    Lowered,
+    in_place_of_epilogue,
+    kernel_of_sums,
+    store_outputs,
+)
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.strategies.column_operand import packed_panels
 from graphc.passes.lower.strategies.tile_emitter import Segment, row_tiles
@@ -158,12 +162,8 @@ class WinogradEmitter:
         """The kernel, and the packed weights: transformed, and for direct products."""
         match, products = self.planes.match, self.products.match
         self.emit()
-        outputs = [flat_buffer(o.buffer) for o in match.computation.outputs]
-        used = {x.source for e in (match.a, *self.exprs) for x in loads(e)}
-        inputs = [b for b in match.computation.inputs if b.name in used]
-        packed = [*products.temporaries, *match.temporaries]
-        params = [flat_buffer(b) for b in (*inputs, *packed)] + outputs
-        kernel = Kernel("winograd", tuple(params), self.k.body(), match.computation.label)
+        packed, whole = [*products.temporaries, *match.temporaries], match.computation
+        kernel = kernel_of_sums("winograd", self.k, whole, (match.a, *self.exprs), packed)
         depth, columns = self.planes.channels.count, most(self.plan.columns)
         work = 2 * self.form.points**2 * most(self.tiles) * depth * columns
         return Lowered(
@@ -171,9 +171,7 @@ class WinogradEmitter:
             [*products.prepare, *match.prepare],
             packed,
             flops=work,
-            inplace=in_place_of_epilogues(
-                match.computation.outputs, self.offset, self.exprs, inputs, [match.a]
-            ),
+            inplace=in_place_of_epilogue(whole, self.offset, self.exprs, [match.a]),
         )
 
     def emit(self) -> None:
@@ -358,20 +356,17 @@ class WinogradEmitter:
         self, total: Load, place: tuple[dict[Expr, Expr], Expr, Expr], y: Expr, x: Expr,
         number: Expr, column: Expr,
     ) -> None:  # fmt: skip
-        """The epilogue of one vector of sums; outputs are stored once all have been computed, as
-        they may lie over what is read."""
-        k, (fixed, top, left) = self.k, place
+        """The epilogue of one vector of sums."""
+        fixed, top, left = place
         at: dict[Expr, Expr] = {
             **fixed,
             self.planes.down.index: top + y,
             self.planes.right.index: left + x,
             self.column: number * self.plan.panel + column,
-            self.marker: k.let(total),
+            self.marker: self.k.let(total),
         }
-        values = [k.let(simplify(expr, at)) for expr in self.exprs]
-        offset = simplify(self.offset, at)
-        for output, value in zip(self.planes.match.computation.outputs, values):
-            k.store(flat_buffer(output.buffer), (offset,), value)
+        outputs = self.planes.match.computation.outputs
+        store_outputs(self.k, outputs, self.offset, self.exprs, at)
 
     def lanes(self, count: int) -> AbstractContextManager[Expr]:
         return self.products.lanes(count)

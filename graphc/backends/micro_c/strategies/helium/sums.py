@@ -30,13 +30,18 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
-from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer
+from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.factors import centred_byte
 from graphc.passes.analysis.spaces import balanced_tiles, shapes_of
 from graphc.passes.analysis.weighted import ProductMatch, interior
-from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.lowered import (
+    Lowered,
+    in_place_of_epilogue,
+    kernel_of_sums,
+    store_outputs,
+)
 
 
 @dataclass(frozen=True)
@@ -119,14 +124,10 @@ class Emitter:
     def lowered(self) -> Lowered:
         match = self.match
         self._outer(list(self.outer), {}, [])
-        output = flat_buffer(match.computation.outputs[0].buffer)
-        read = buffers_read(match.computation.inputs, (self.expr, match.a))
-        inputs = [flat_buffer(b) for b in read]
-        params = (*inputs, *map(flat_buffer, self.temporaries), output)
-        kernel = Kernel("helium", params, self.k.body(), match.computation.label)
+        whole = match.computation
+        kernel = kernel_of_sums("helium", self.k, whole, (self.expr, match.a), self.temporaries)
         work = 2 * math.prod(x.count for x in (*match.indices, *match.depth))
-        operands = {x.source for x in loads(match.a)}
-        inplace = in_place_of_epilogue(output, match.offset, loads(self.expr), inputs, operands)
+        inplace = in_place_of_epilogue(whole, match.offset, [self.expr], [match.a])
         return Lowered(kernel, self.prepare, self.temporaries, inplace=inplace, flops=work)
 
     def _outer(self, outer: list[Index], at: dict, conditions: list[Expr]) -> None:
@@ -220,24 +221,16 @@ class Emitter:
 
     # ------------------------------------------------------------ the finish
 
-    def _finished(self, at: dict, total: Expr, column: Expr) -> tuple[Expr, Expr]:
-        """Where an output goes, and its value, of a sum and the column it belongs to."""
-        marker = Load("sum", (Const(0, i64),), self.match.hole.dtype)
-        mapping = {**at, self.column: column, marker: total}
-        where = simplify(self.match.offset, mapping)
-        return where, simplify(self.expr, mapping)
-
     def _finish(
         self, at: dict, column: Expr, lanes: int, total: Callable[[Expr], Expr], start: Expr | None
     ) -> None:
         """Four outputs (or fewer), of `total(lane)`."""
-        output = flat_buffer(self.match.computation.outputs[0].buffer)
+        outputs = self.match.computation.outputs
+        marker = Load("sum", (Const(0, i64),), self.match.hole.dtype)
         with self.k.loop(lanes, "vector", width=LANES) as v:
-            value = total(v)
-            if start is not None:
-                value = value + moved(start, v)
-            where, result = self._finished(at, value, simplify(column + v))
-            self.k.store(output, (where,), result)
+            value = total(v) if start is None else total(v) + moved(start, v)
+            here = {**at, self.column: simplify(column + v), marker: value}
+            store_outputs(self.k, outputs, self.match.offset, [self.expr], here)
 
 
 def moved(load: Expr, offset: Expr) -> Load:
