@@ -88,9 +88,9 @@ def _reaches(op: Op, output: int, axis: int) -> Reaches | None:
         return None
     body, own = simplify(op_body(op, output)), own_index(op.outputs[output])[axis]
     for period in _periods(body, own):
-        found = _of_groups(op, body, own, period)
-        if found is not None:
-            return found
+        by_operand = _of_groups(op, body, own, period)
+        if by_operand is not None:
+            return by_operand
     return None
 
 
@@ -123,8 +123,8 @@ def _of_groups(op: Op, body: Expr, own: Index, period: int) -> Reaches | None:
     joined = [_joined(known.get(n, {None})) for n in range(len(op.inputs))]
     if () in joined:
         return None
-    found: Reaches = joined  # type: ignore[assignment]
-    return found if _is_alike(op, body, own, found) else None
+    by_operand: Reaches = joined  # type: ignore[assignment]
+    return by_operand if _is_alike(op, body, own, by_operand) else None
 
 
 def _place(load: Load, own: Index, period: int) -> Reach | None | tuple[()]:
@@ -152,22 +152,22 @@ def _joined(places: set[Reach | None]) -> Reach | None | tuple[()]:
     return Reach(whole[0].dim, whole[0].stride, first, last, whole[0].period)
 
 
-def own_frames(op: Op, found: Reaches) -> tuple[int, int]:
+def own_frames(op: Op, by_operand: Reaches) -> tuple[int, int]:
     """The frames of a result that read no frame that an operand does not have."""
     ends = [
         reach.inside(0, value.tensor.dims[reach.dim])  # type: ignore[arg-type]
-        for value, reach in zip(op.inputs, found)
+        for value, reach in zip(op.inputs, by_operand)
         if value is not None and reach is not None
     ]
     return max((low for low, _ in ends), default=0), min((high for _, high in ends), default=0)
 
 
-def _is_alike(op: Op, body: Expr, own: Index, found: Reaches) -> bool:
+def _is_alike(op: Op, body: Expr, own: Index, by_operand: Reaches) -> bool:
     """Whether the frames that read inside of all operands depend on t by what they read alone."""
-    low, high = own_frames(op, found)
+    low, high = own_frames(op, by_operand)
     low, high = max(low, 0), min(high, own.count)
     if high <= low:
-        return all(reach is None for reach in found)
+        return all(reach is None for reach in by_operand)
     return not depends(body, own, low, high)
 
 

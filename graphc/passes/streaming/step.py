@@ -272,12 +272,12 @@ class Step:
         if not spans.parts:
             return
         used = next(n for n, v in enumerate(op.outputs) if v in self.needs)
-        value, found = op.outputs[used], self.tracks.reaches[op][used]
+        value, by_operand = op.outputs[used], self.tracks.reaches[op][used]
         results: list[list[Value]] = []
         for low, high in spans.parts:
             operands: list[Value | None] = []
             shifts, before, after = {}, 0, 0
-            for number, (operand, reach) in enumerate(zip(op.inputs, found)):
+            for number, (operand, reach) in enumerate(zip(op.inputs, by_operand)):
                 if operand is None or reach is None:
                     operands.append(None if operand is None else self.copies[operand])
                     continue
@@ -287,7 +287,7 @@ class Step:
                 before, after = max(least - start, 0), max(end - most, 0)
                 shifts[number] = max(start, least)
                 operands.append(self._from(operand, shifts[number], min(end, most)))
-            dims = {n: reach.dim for n, reach in enumerate(found) if reach is not None}
+            dims = {n: reach.dim for n, reach in enumerate(by_operand) if reach is not None}
             axis = self.tracks.of[value].axis
             part = Part(op, axis, low, high, dims, shifts, (before, after))
             results.append(part.made(self.graph, operands))

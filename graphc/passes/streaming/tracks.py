@@ -101,9 +101,9 @@ class Tracks:
             return
         self.reaches[op] = []
         for n, value in enumerate(op.outputs):
-            track, found = tracked.get(n) or (Track(None), [])
+            track, by_operand = tracked.get(n) or (Track(None), [])
             self.of[value] = track
-            self.reaches[op].append(found)
+            self.reaches[op].append(by_operand)
 
     def _tracked(self, op: Op, output: int) -> tuple[Track, Reaches] | None:
         """The track of an output, if all moving operands have frames, and it has as well."""
@@ -112,18 +112,18 @@ class Tracks:
         if any(self.of[op.operand(n)].axis is None for n in moving) or not value.is_static:
             return None
         for axis in range(value.tensor.rank):
-            found = reaches(op, output, axis)
-            if found is None or not self._fits(op, moving, found):
+            by_operand = reaches(op, output, axis)
+            if by_operand is None or not self._fits(op, moving, by_operand):
                 continue
-            rates = {self.of[op.operand(n)].rate / found[n].stride for n in moving}  # type: ignore[union-attr]
+            rates = {self.of[op.operand(n)].rate / by_operand[n].stride for n in moving}  # type: ignore[union-attr]
             if len(rates) == 1:
-                return self._track(op, output, axis, found, rates.pop()), found
+                return self._track(op, output, axis, by_operand, rates.pop()), by_operand
         return None
 
-    def _fits(self, op: Op, moving: list[int], found: Reaches) -> bool:
+    def _fits(self, op: Op, moving: list[int], by_operand: Reaches) -> bool:
         """Whether frames of the result are made of frames of the moving operands, and those alone
         differ from frame to frame."""
-        for number, reach in enumerate(found):
+        for number, reach in enumerate(by_operand):
             axis = self.of[op.operand(number)].axis if number in moving else None
             if (None if reach is None else reach.dim) != axis:
                 return False
@@ -131,10 +131,10 @@ class Tracks:
                 return False
         return True
 
-    def _track(self, op: Op, output: int, axis: int, found: Reaches, rate: Fraction) -> Track:
+    def _track(self, op: Op, output: int, axis: int, by_operand: Reaches, rate: Fraction) -> Track:
         value = op.outputs[output]
         ends = []
-        for operand, reach in zip(op.inputs, found):
+        for operand, reach in zip(op.inputs, by_operand):
             if reach is not None and operand is not None:
                 track = self.of[operand]
                 ends.append(reach.inside(track.low, track.high))
@@ -144,7 +144,7 @@ class Tracks:
         if self.since == WINDOW:
             return Track(axis, rate, max(low, 0), min(high, value.tensor.extent(axis)))
         extra = int(value.tensor.extent(axis) - rate * self.length)
-        self._check_start(op, output, axis, found, extra, high)
+        self._check_start(op, output, axis, by_operand, extra, high)
         return Track(axis, rate, EARLIEST, value.tensor.extent(axis), extra)
 
     def _passes_border(self, operand: Value, reach: Reach, frames: int) -> bool:
@@ -154,7 +154,7 @@ class Tracks:
     # ------------------------------------------------------------ since the start of a signal
 
     def _check_start(
-        self, op: Op, output: int, axis: int, found: Reaches, extra: int, high: int
+        self, op: Op, output: int, axis: int, by_operand: Reaches, extra: int, high: int
     ) -> None:
         """UnsupportedError if frames need later ones, or if the start does not count as zeros."""
         frames = op.outputs[output].tensor.extent(axis)
@@ -170,7 +170,7 @@ class Tracks:
                 f"{op.where()}: has {extra} frames more than have passed since the start, which "
                 "are made of padding; only a window right after the padding can be streamed"
             )
-        for operand, reach in zip(op.inputs, found):
+        for operand, reach in zip(op.inputs, by_operand):
             if reach is None or operand is None or reach.first >= 0:
                 continue
             if not counts_as_zero(op, output, axis):

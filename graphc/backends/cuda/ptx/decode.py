@@ -30,7 +30,6 @@ SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 0x7FFE << 40, 0x7FFD << 40, 0x7FFC <
 BLOCK_SHIFT = 24  # as in memory.h
 MAP_ALIGNMENT = 64  # of a parameter that is a structure
 FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2")
-NO_RESULT = ("bra", "ret", "exit")
 ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 ATOMIC_TYPES = {"u32": 0, "b32": 0, "s32": 1, "u64": 2, "b64": 2, "s64": 3, "f32": 4, "f64": 5}
 SHUFFLES = ("up", "down", "bfly", "idx")

@@ -133,8 +133,8 @@ def _classified(core: Core, element: Centred, weight: Expr) -> Windows | str:
     (y, ky), (x, kx) = pairs
     if free_indices(weight) - {channel, *core.hole.axes}:
         return f"{NAME}: weights must depend on channels and taps alone"
-    found = Windows(core, element, weight, (y, x), (ky, kx), depth[0], channel)
-    return _unfit(found) or found
+    windows = Windows(core, element, weight, (y, x), (ky, kx), depth[0], channel)
+    return _unfit(windows) or windows
 
 
 def _move_alike(element: Expr, position: Index, tap: Index) -> bool:
@@ -144,9 +144,9 @@ def _move_alike(element: Expr, position: Index, tap: Index) -> bool:
     return position in free_indices(element) and position not in free_indices(moved)
 
 
-def _unfit(found: Windows) -> str:
+def _unfit(windows: Windows) -> str:
     """Why tiles do not divide a convolution, or are not worth it."""
-    (y, x), deep, channels = found.positions, found.depth.extent, found.channel.extent
+    (y, x), deep, channels = windows.positions, windows.depth.extent, windows.channel.extent
     if not isinstance(deep, int) or not isinstance(channels, int):
         return f"{NAME}: the numbers of channels must be known"
     if deep % LANES or channels % PAIR or min(deep, channels) < LEAST:
@@ -155,13 +155,13 @@ def _unfit(found: Windows) -> str:
         return f"{NAME}: outputs must be in tiles of 2 x 4, found {y.count} x {x.count}"
     if deep * TAPS * TAPS * MOST * MOST > LARGEST_SUM:
         return f"{NAME}: sums over {deep} channels do not fit"
-    needed = sum(_stack(found, most_tiles(found)))
+    needed = sum(_stack(windows, most_tiles(windows)))
     return f"{NAME}: it needs {needed} bytes of stack" if needed > STACK else ""
 
 
-def _stack(found: Windows, tiles: int) -> tuple[int, int]:
+def _stack(windows: Windows, tiles: int) -> tuple[int, int]:
     """The bytes of `down` and of `image`, of so many tiles."""
-    each = found.depth.count * i16.size
+    each = windows.depth.count * i16.size
     return each * SIDE * STEP * (tiles + 1), each * PLACES * tiles
 
 
@@ -182,36 +182,36 @@ def _summed(m: Sequence[Expr]) -> list[Expr]:
     return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]
 
 
-def _tiles(found: Windows) -> list[int]:
+def _tiles(windows: Windows) -> list[int]:
     """How many tiles may be transformed at a time: even numbers that divide a row."""
-    tiles = found.positions[1].count // STEP
+    tiles = windows.positions[1].count // STEP
     counts = [n for n in range(PAIR, tiles + 1, PAIR) if tiles % n == 0]
-    return [n for n in counts if n == PAIR or sum(_stack(found, n)) <= STACK]
+    return [n for n in counts if n == PAIR or sum(_stack(windows, n)) <= STACK]
 
 
-def most_tiles(found: Windows) -> int:
+def most_tiles(windows: Windows) -> int:
     """The largest of these whose image has its bytes."""
-    room = IMAGE_BYTES // (PLACES * i16.size * found.depth.count)
-    return max(n for n in _tiles(found) if n <= max(room, PAIR))
+    room = IMAGE_BYTES // (PLACES * i16.size * windows.depth.count)
+    return max(n for n in _tiles(windows) if n <= max(room, PAIR))
 
 
 class _Emitter:
     """Emits the loops of a convolution."""
 
-    def __init__(self, found: Windows, tiles: int):
-        self.found, self.core, self.tiles = found, found.core, tiles
+    def __init__(self, windows: Windows, tiles: int):
+        self.windows, self.core, self.tiles = windows, windows.core, tiles
         self.k = KernelBuilder()
-        self.deep = found.depth.count
+        self.deep = windows.depth.count
         self.weights, self.packed = self._pack()
 
     def lowered(self) -> Lowered:
-        core, found = self.core, self.found
-        (y, x), whole = found.positions, core.computation
+        core, windows = self.core, self.windows
+        (y, x), whole = windows.positions, core.computation
         rest = core.epilogue_loads()
-        inplace = in_place_of_epilogue(whole, core.offset, rest, [found.element.byte])
-        outer = [i for i in core.indices if i not in (y, x, found.channel)]
+        inplace = in_place_of_epilogue(whole, core.offset, rest, [windows.element.byte])
+        outer = [i for i in core.indices if i not in (y, x, windows.channel)]
         columns = STEP * self.tiles
-        sizes = [size // i16.size for size in _stack(found, self.tiles)]
+        sizes = [size // i16.size for size in _stack(windows, self.tiles)]
         down, image = (self.k.alloc(i16, (size,), "stack", name)
                        for size, name in zip(sizes, ("down", "image")))  # fmt: skip
         with self.k.loops(*(i.extent for i in outer), y.count // STEP, x.count // columns) as at:
@@ -221,24 +221,24 @@ class _Emitter:
             self._transform_down(down, first, here)
             self._transform_along(down, image)
             self._multiply(image, first, here)
-        read = (*rest, found.element.byte)
+        read = (*rest, windows.element.byte)
         kernel = kernel_of_sums(NAME, self.k, whole, read, [self.weights])
-        work = 2 * y.count * x.count * found.channel.count * self.deep * TAPS * TAPS
+        work = 2 * y.count * x.count * windows.channel.count * self.deep * TAPS * TAPS
         return Lowered(kernel, [self.packed], [self.weights], inplace=inplace, flops=work)
 
     # ---------------------------------------------------------------- weights
 
     def _pack(self) -> tuple[Buffer, Computation]:
         """The transformed weights: by pairs of output channels, products, four channels each."""
-        found, whole = self.found, self.core.computation
-        shape = (found.channel.count // PAIR, PLACES, self.deep // LANES, PAIR, LANES)
+        windows, whole = self.windows, self.core.computation
+        shape = (windows.channel.count // PAIR, PLACES, self.deep // LANES, PAIR, LANES)
         index = index_of(shape)
         pair, place, group, lane, within = index
-        ky, kx = found.taps
-        at = {found.channel: pair * PAIR + lane, found.depth: group * LANES + within}
+        ky, kx = windows.taps
+        at = {windows.channel: pair * PAIR + lane, windows.depth: group * LANES + within}
         taps = [
             [
-                simplify(found.weight, {**at, ky: Const(r, i64), kx: Const(s, i64)})
+                simplify(windows.weight, {**at, ky: Const(r, i64), kx: Const(s, i64)})
                 for s in range(TAPS)
             ]
             for r in range(TAPS)
@@ -267,14 +267,14 @@ class _Emitter:
 
     def _element(self, row: Expr, column: Expr, here: dict) -> Expr:
         """A byte of the image: a load, or a choice between one and padding."""
-        (y, x), (ky, kx) = self.found.positions, self.found.taps
+        (y, x), (ky, kx) = self.windows.positions, self.windows.taps
         zero = Const(0, i64)
-        return simplify(self.found.element.byte, {**here, y: row, x: column, ky: zero, kx: zero})
+        return simplify(self.windows.element.byte, {**here, y: row, x: column, ky: zero, kx: zero})
 
     def _store_down(self, down: Buffer, column: Expr, read: list[Expr]) -> None:
-        columns, zero = STEP * self.tiles + STEP, self.found.element.zero
+        columns, zero = STEP * self.tiles + STEP, self.windows.element.zero
         with self.k.loop(self.deep) as channel:
-            d = [self.k.let(simplify(x, {self.found.depth: channel}).cast(i32)) for x in read]
+            d = [self.k.let(simplify(x, {self.windows.depth: channel}).cast(i32)) for x in read]
             for n, value in enumerate(_differences(d)):
                 value = value - zero * 2 if n == 1 else value
                 place = (columns * n + column) * self.deep + channel
@@ -295,11 +295,11 @@ class _Emitter:
     def _multiply(self, image: Buffer, first: tuple[Expr, Expr], here: dict) -> None:
         """Two tiles by two channels at a time."""
         totals = self.k.alloc(i32, (PAIR * PAIR * PLACES,), "stack", "totals")
-        with self.k.loops(self.found.channel.count // PAIR, self.tiles // PAIR) as (pair, tile):
+        with self.k.loops(self.windows.channel.count // PAIR, self.tiles // PAIR) as (pair, tile):
             with self.k.loop(PLACES) as place:
                 self._products(image, totals, pair, tile, place)
             with self.k.loops(PAIR, PAIR) as (t, u):
-                at = {**here, self.found.channel: pair * PAIR + u}
+                at = {**here, self.windows.channel: pair * PAIR + u}
                 corner = first[0], simplify(first[1] + (tile * PAIR + t) * STEP)
                 self._finish(totals, (t * PAIR + u) * PLACES, corner, at)
 
@@ -322,7 +322,7 @@ class _Emitter:
 
     def _finish(self, totals: Buffer, cell: Expr, corner: tuple[Expr, Expr], at: dict) -> None:
         """The four outputs of a tile."""
-        (y, x), core = self.found.positions, self.core
+        (y, x), core = self.windows.positions, self.core
         m = [[totals[simplify(cell + SIDE * r + s)] for s in range(SIDE)] for r in range(SIDE)]
         across = [[self.k.let(v) for v in _summed(column)] for column in zip(*m)]
         for r in range(STEP):
