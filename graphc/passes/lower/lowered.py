@@ -7,24 +7,10 @@ from dataclasses import field
 
 from graphc.ir.addresses import flatten_index
 from graphc.ir.expr import Expr, Load, loads
-from graphc.ir.kernel import (
-    Alloc,
-    Buffer,
-    For,
-    Kernel,
-    KernelBuilder,
-    Let,
-    Stmt,
-    Store,
-)
+from graphc.ir.kernel import Alloc, Buffer, For, Kernel, KernelBuilder, Let, Stmt, Store
 from graphc.ir.kernel import buffers_read as names_read
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import (
-    Computation,
-    Output,
-    buffers_read,
-    flat_buffer,
-)
+from graphc.passes.analysis.computation import Computation, Output, buffers_read, flat_buffer
 from graphc.passes.schedule.steps import Schedule
 from graphc.records import dataclass
 

@@ -37,12 +37,7 @@ from graphc.passes.analysis.factors import centred_byte, is_below_a_byte
 from graphc.passes.analysis.guards import trim
 from graphc.passes.analysis.spaces import merge_adjacent, shapes_of
 from graphc.passes.analysis.weighted import ProductMatch, interior, match_product
-from graphc.passes.lower.lowered import (
-    Lowered,
-    in_place_of_epilogue,
-    kernel_of_sums,
-    store_outputs,
-)
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums, store_outputs
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.schedule.steps import Schedule, Tensorize, Tile, Unroll, misfit
 

@@ -35,12 +35,7 @@ from graphc.passes.analysis.computation import Computation, index_of
 from graphc.passes.analysis.core import Core, Role, core_of, stride
 from graphc.passes.analysis.factors import Centred, centred, is_below_a_byte
 from graphc.passes.analysis.spaces import shapes_of
-from graphc.passes.lower.lowered import (
-    Lowered,
-    in_place_of_epilogue,
-    kernel_of_sums,
-    store_outputs,
-)
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums, store_outputs
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.schedule.steps import Schedule, Tile, misfit
 

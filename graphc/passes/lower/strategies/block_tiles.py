@@ -38,11 +38,7 @@ from graphc.passes.lower.strategies.tile_costs import alternatives
 from graphc.passes.lower.strategies.tile_emitter import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan, tile_plan
 from graphc.passes.lower.strategies.tile_rules import best_plans
-from graphc.passes.lower.strategies.tile_schedules import (
-    loop_plan_of,
-    schedule_of,
-    tile_plan_of,
-)
+from graphc.passes.lower.strategies.tile_schedules import loop_plan_of, schedule_of, tile_plan_of
 from graphc.passes.lower.transforms.zero_points import times_sums
 from graphc.passes.schedule.steps import Schedule
 from graphc.records import dataclass

@@ -34,12 +34,7 @@ from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.spaces import balanced_tiles, known_last, merge_adjacent
-from graphc.passes.lower.lowered import (
-    Lowered,
-    in_place_of_epilogue,
-    kernel_of_sums,
-    store_outputs,
-)
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums, store_outputs
 from graphc.passes.lower.strategies.cache_blocks import emit_blocks
 from graphc.passes.lower.strategies.column_operand import Panels
 from graphc.passes.lower.strategies.depth_blocks import DepthBlocks, depth_blocks

@@ -24,18 +24,7 @@ from contextlib import AbstractContextManager
 
 from graphc.ir.addresses import flatten_loads, unflatten_index
 from graphc.ir.dtypes import boolean, f32, i64
-from graphc.ir.expr import (
-    TRUE,
-    Const,
-    Expr,
-    Index,
-    Load,
-    call,
-    cost,
-    minimum,
-    select,
-    substitute,
-)
+from graphc.ir.expr import TRUE, Const, Expr, Index, Load, call, cost, minimum, select, substitute
 from graphc.ir.extents import as_dim, ceil_divided, divided, most, part_from
 from graphc.ir.instructions import mask
 from graphc.ir.kernel import Buffer, KernelBuilder
@@ -43,12 +32,7 @@ from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.convolution import Convolution, match_convolution
-from graphc.passes.lower.lowered import (
-    Lowered,
-    in_place_of_epilogue,
-    kernel_of_sums,
-    store_outputs,
-)
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums, store_outputs
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.strategies.column_operand import packed_panels
 from graphc.passes.lower.strategies.tile_emitter import Segment, row_tiles

@@ -36,12 +36,7 @@ from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.factors import centred_byte
 from graphc.passes.analysis.spaces import balanced_tiles, shapes_of
 from graphc.passes.analysis.weighted import ProductMatch, interior
-from graphc.passes.lower.lowered import (
-    Lowered,
-    in_place_of_epilogue,
-    kernel_of_sums,
-    store_outputs,
-)
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums, store_outputs
 
 
 @dataclass(frozen=True)
