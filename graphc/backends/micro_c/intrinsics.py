@@ -29,13 +29,14 @@ from typing import Any
 from graphc.backends.cfamily.names import identifier
 from graphc.backends.cfamily.printer import Unit
 from graphc.backends.cfamily.spell import Text, function
+from graphc.backends.micro_c import pairs
 from graphc.backends.micro_c.code_size import operators
 from graphc.backends.micro_c.fixed_point import narrow
 from graphc.backends.micro_c.mve import NAMES, definitions
 from graphc.backends.micro_c.vector_printer import VectorPrinter
 from graphc.backends.micro_c.vectors import BYTES
 from graphc.errors import InternalError
-from graphc.ir.dtypes import i8, i32, i64
+from graphc.ir.dtypes import i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr, call, transform
 from graphc.ir.instructions import DOT4, DOT4_SPREAD, DOT4_WIDE, meaning
 from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_body, map_nested
@@ -187,6 +188,16 @@ PRAGMA = """\
 """
 
 
+UNROLLED = """\
+/* Loops are unrolled as far as it pays: more of it, as -O3 does, makes code longer, not faster. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__arm__) && defined(__OPTIMIZE__) && \\
+    !defined(__OPTIMIZE_SIZE__)
+#pragma GCC optimize("O2")
+#endif
+
+"""
+
+
 def dot16(total: Load, x: Buffer, w: Buffer, count: Expr | int = BYTES) -> Intrin:
     """The statement, of two registers."""
     return Intrin(DOT16, (total, _first(x), _first(w), as_expr(count, i64)))
@@ -215,6 +226,8 @@ def _plain(body: Body) -> Body:
 def _meaning(stmt: Stmt) -> Body:
     if not isinstance(stmt, Intrin):
         return (map_nested(stmt, _plain),)
+    if stmt.name in pairs.NAMES:
+        return pairs.meaning(stmt)
     return (_fold(stmt),) if stmt.name in (DOT16, SUM16) else meaning(stmt)
 
 
@@ -323,6 +336,9 @@ class MicroPrinter(VectorPrinter):
         if stmt.name in (DOT16, SUM16):
             self._registers(stmt)
             return
+        if stmt.name in pairs.NAMES:
+            self._pairs(stmt)
+            return
         if stmt.name not in (DOT4, DOT4_WIDE, DOT4_SPREAD):
             raise self.fail(f"instruction {stmt.name} has no meaning in C")
         total, a, w, *centre = stmt.args
@@ -334,6 +350,31 @@ class MicroPrinter(VectorPrinter):
             name = self.name(total.source)
             arguments = ", ".join([name, *places, *(str(self.expr(x)) for x in centre)])
             self.line(f"{name} = {function}({arguments});")
+
+    def _pairs(self, stmt: Intrin) -> None:
+        """An instruction of pairs.py: places are pointers, but for the sums of OF_WORDS."""
+        total, *rest = stmt.args
+        assert isinstance(total, Load)
+        if stmt.name in pairs.OF_WORDS:
+            self.functions.add(stmt.name)
+            with self.scope(*rest):
+                name, values = self.name(total.source), [str(self.expr(x)) for x in rest]
+                self.line(f"{name} = {stmt.name}({', '.join([name, *values])});")
+            return
+        bytes_read = [x.dtype for x in rest if isinstance(x, Load) and x.dtype in (i8, u8)]
+        function = f"{stmt.name}_{bytes_read[0]}" if bytes_read else stmt.name
+        self.functions |= {function, pairs.NEEDED[stmt.name]}
+        with self.scope(*(i for x in stmt.args if isinstance(x, Load) for i in x.index)):
+            arguments = ", ".join(map(self._argument, stmt.args))
+            self.line(f"{function}({arguments});")
+
+    def _argument(self, value: Expr) -> str:
+        """A pointer to what a load reads; else the value."""
+        if not isinstance(value, Load):
+            return str(self.expr(value))
+        if not value.index:
+            return f"&{self.name(value.source)}"
+        return f"&{self.place(self.buffer(value.source), value.index)}"
 
     def _registers(self, stmt: Intrin) -> None:
         """A sum over the lanes of registers."""
@@ -381,10 +422,11 @@ class MicroUnit(Unit):
         options = ['"no-schedule-insns"'] if vectors or DOT4_NAMES.intersection(own) else []
         options += ['"no-tree-ter"'] if vectors else []
         pragma = PRAGMA.format(options=", ".join(options)) if options else ""
+        pragma = UNROLLED + pragma if pairs.HELPERS.keys() & own else pragma
         return pragma + helpers + super().text()
 
 
-DOT4_NAMES = {"dot4_i8", "dot4_u8", "dot4_spread_i8", "dot4_spread_u8", DOT4_WIDE}
+DOT4_NAMES = {"dot4_i8", "dot4_u8", "dot4_spread_i8", "dot4_spread_u8", DOT4_WIDE, pairs.DOT2}
 LONG = 165  # operators
 LONG_KERNEL = "LONG_KERNEL"
 LONG_TEXT = """\
@@ -397,6 +439,7 @@ LONG_TEXT = """\
 #endif
 """
 HELPERS = {
+    **pairs.HELPERS,
     LONG_KERNEL: LONG_TEXT,
     "limit_i32": LIMIT_TEXT,
     DOT4_WIDE: DOT4_WIDE_TEXT,

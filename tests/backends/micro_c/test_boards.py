@@ -55,6 +55,9 @@ CASES = {
         convolution(np.int8, (1, 8, 6, 7), (6, 8, 3, 3), pads=[1, 1, 1, 1])
     ),
     "uint8": lambda: integer_case(convolution(np.uint8, (1, 11, 5, 5), (9, 11, 1, 1))),
+    "depthwise of uint8": lambda: integer_case(
+        convolution(np.uint8, (1, 5, 7, 7), (5, 1, 3, 3), pads=[1] * 4, group=5)
+    ),
     "depthwise": lambda: integer_case(
         convolution(np.int8, (1, 8, 6, 6), (8, 1, 3, 3), pads=[1] * 4, group=8)
     ),

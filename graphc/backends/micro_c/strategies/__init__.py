@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from graphc.backends.micro_c.cpus import DEFAULT, PAIRS, Cpu, cpu_of
 from graphc.backends.micro_c.goals import FASTEST, SIZE, SPEED
+from graphc.backends.micro_c.strategies.depthwise import Depthwise
 from graphc.backends.micro_c.strategies.helium.strategy import HeliumTiles
 from graphc.backends.micro_c.strategies.padded_copy import PaddedTiles
+from graphc.backends.micro_c.strategies.panels import Panels
 from graphc.backends.micro_c.strategies.scalar_tiles import ScalarTiles, TileOptions
 from graphc.backends.micro_c.strategies.winograd import IntegerWinograd
 from graphc.passes.lower.program import Strategy
@@ -33,6 +35,8 @@ def strategies(cpu: str = DEFAULT, goal: str = SPEED.name) -> Sequence[Strategy]
     elif goal == FASTEST.name and target.has(PAIRS):
         options = replace(options, spread=True, quad_unroll=8)
         first.append(IntegerWinograd())
+    if target.has(PAIRS) and not target.vectors and goal != SIZE.name:
+        first += [Depthwise(), Panels()]
     return [
         *first, PaddedTiles(options), ScalarTiles(options), nest_strategy(NestOptions()),
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 
+from graphc.backends.micro_c import pairs
 from graphc.backends.micro_c.timing.cycles import Cycles
 from graphc.backends.micro_c.timing.disassembly import (
     ALU,
@@ -31,7 +32,7 @@ from graphc.backends.micro_c.timing.disassembly import (
 )  # fmt: skip
 from graphc.backends.micro_c.timing.processors import VECTOR, Processor
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Call, Expr, Load, walk
+from graphc.ir.expr import Call, Const, Expr, Load, walk
 from graphc.ir.instructions import DOT4, DOT4_SPREAD, DOT4_WIDE
 from graphc.ir.kernel import (
     Alloc,
@@ -60,6 +61,13 @@ _DOTS = {
     DOT4_WIDE: {LOAD: 2, MAC: 2},
 }
 _DOT_BYTES = {LOAD: 8, MAC: 4}
+# of pairs.py: for each of as many turns as the last argument says
+_OF_PAIRS = {
+    pairs.SPREAD4: {LOAD: 1, ALU: 3, STORE: 2},
+    pairs.SPREAD_PAIRS: {LOAD: 2, ALU: 5, STORE: 4, BRANCH: 1},
+    pairs.PAIR_UP: {LOAD: 2, ALU: 5, STORE: 2, BRANCH: 1},
+    pairs.DOT_2X2: {LOAD: 8, MAC: 8, ALU: 1},
+}
 
 
 def estimate(kernel: Kernel, processor: Processor, pairs: bool, vectors: bool) -> Cycles:
@@ -97,7 +105,7 @@ class _Counting:
                 if isinstance(stmt, Store) and stmt.index and stmt.buffer not in self.held:
                     total[STORE] += 1
             elif isinstance(stmt, Intrin):
-                total += Counter(self._intrin(stmt.name))
+                total += self._intrin(stmt)
             elif isinstance(stmt, If):
                 then, other = self.body(stmt.then), self.body(stmt.orelse)
                 total += then if then.total() >= other.total() else other
@@ -106,10 +114,15 @@ class _Counting:
                 total += self.body(stmt.body) + self._values(stmt.condition)
         return total
 
-    def _intrin(self, name: str) -> dict[str, int]:
+    def _intrin(self, stmt: Intrin) -> Counter[str]:
+        name = stmt.name
+        if name in _OF_PAIRS:
+            turns = stmt.args[-1]
+            assert isinstance(turns, Const)
+            return Counter({kind: n * int(turns.value) for kind, n in _OF_PAIRS[name].items()})
         if name not in _DOTS:
-            return {VMAC: 1}
-        return _DOTS[name] if self.pairs else _DOT_BYTES
+            return Counter({MAC if name in pairs.OF_WORDS else VMAC: 1})
+        return Counter(_DOTS[name] if self.pairs else _DOT_BYTES)
 
     def _loop(self, loop: For) -> Counter[str]:
         trips = largest(loop.extent)
