@@ -2,14 +2,13 @@
 
     dot4(sum, a, w, centre)    see graphc/ir/instructions.py
     dot4_wide(sum, a, w)       likewise
-    dot4_spread(sum, a, w, centre)
     dot16(sum, x, w, count)    sum += x[0] * w[0] + ... + x[count - 1] * w[count - 1]
     sum16(sum, w, count)       sum += w[0] + ... + w[count - 1]
 
 The `sum` of all is a scalar variable of type i32. On cores with the Arm DSP extension the four
 bytes of dot4 are widened to two pairs of 16 bits, the centre being subtracted on the way, and two
-instructions do two products each; weights of int16 are such pairs as they are. Everywhere else
-these are four products.
+instructions do two products each. Everywhere else these are four products. What multiplies
+pairs that are there already is in pairs.py.
 
 In dot16 and sum16 `x` and `w` are loads of the first of sixteen int8 in registers (vectors.py), the
 last stored by a vector loop over `count` lanes: the rest are 0. They are one instruction of the
@@ -38,7 +37,7 @@ from graphc.backends.micro_c.vectors import BYTES
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr, call, transform
-from graphc.ir.instructions import DOT4, DOT4_SPREAD, DOT4_WIDE, meaning
+from graphc.ir.instructions import DOT4, DOT4_WIDE, meaning
 from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_body, map_nested
 
 DOT16, SUM16 = "dot16", "sum16"
@@ -128,31 +127,6 @@ static inline int32_t dot4_{type}(int32_t sum, const {c_type} *a, const int8_t *
     return sum;
 #else
     return sum + (a[0] - centre) * w[0] + (a[1] - centre) * w[1] + (a[2] - centre) * w[2] +
-           (a[3] - centre) * w[3];
-#endif
-}}
-"""
-
-DOT4_SPREAD_TEXT = """\
-/* sum + (a[0] - centre) * w[0] + (a[2] - centre) * w[1] + (a[1] - centre) * w[2] +
- * (a[3] - centre) * w[3]. */
-static inline int32_t dot4_spread_{type}(int32_t sum, const {c_type} *a, const int16_t *w,
-    int32_t centre)
-{{
-#if defined(__ARM_FEATURE_SIMD32) && defined(__GNUC__) && !defined(__ARM_BIG_ENDIAN)
-    const uint32_t shift = ((uint32_t)-centre & 0xffffu) * 0x10001u;
-    uint32_t x, even, odd, even_w, odd_w;
-    w = __builtin_assume_aligned(w, 4);
-    memcpy(&x, a, sizeof x);
-    memcpy(&even_w, w, sizeof even_w);
-    memcpy(&odd_w, w + 2, sizeof odd_w);
-    __asm__("{letter}xtab16 %0, %1, %2" : "=r"(even) : "r"(shift), "r"(x));
-    __asm__("{letter}xtab16 %0, %1, %2, ror #8" : "=r"(odd) : "r"(shift), "r"(x));
-    __asm__("smlad %0, %1, %2, %3" : "=r"(sum) : "r"(even), "r"(even_w), "r"(sum));
-    __asm__("smlad %0, %1, %2, %3" : "=r"(sum) : "r"(odd), "r"(odd_w), "r"(sum));
-    return sum;
-#else
-    return sum + (a[0] - centre) * w[0] + (a[2] - centre) * w[1] + (a[1] - centre) * w[2] +
            (a[3] - centre) * w[3];
 #endif
 }}
@@ -339,7 +313,7 @@ class MicroPrinter(VectorPrinter):
         if stmt.name in pairs.NAMES:
             self._pairs(stmt)
             return
-        if stmt.name not in (DOT4, DOT4_WIDE, DOT4_SPREAD):
+        if stmt.name not in (DOT4, DOT4_WIDE):
             raise self.fail(f"instruction {stmt.name} has no meaning in C")
         total, a, w, *centre = stmt.args
         assert isinstance(total, Load) and isinstance(a, Load) and isinstance(w, Load)
@@ -363,7 +337,7 @@ class MicroPrinter(VectorPrinter):
             return
         bytes_read = [x.dtype for x in rest if isinstance(x, Load) and x.dtype in (i8, u8)]
         function = f"{stmt.name}_{bytes_read[0]}" if bytes_read else stmt.name
-        self.functions |= {function, pairs.NEEDED[stmt.name]}
+        self.functions |= {function, *pairs.NEEDED.get(stmt.name, ())}
         with self.scope(*(i for x in stmt.args if isinstance(x, Load) for i in x.index)):
             arguments = ", ".join(map(self._argument, stmt.args))
             self.line(f"{function}({arguments});")
@@ -426,7 +400,7 @@ class MicroUnit(Unit):
         return pragma + helpers + super().text()
 
 
-DOT4_NAMES = {"dot4_i8", "dot4_u8", "dot4_spread_i8", "dot4_spread_u8", DOT4_WIDE, pairs.DOT2}
+DOT4_NAMES = {"dot4_i8", "dot4_u8", DOT4_WIDE, pairs.DOT2, "dot_1x4_i8"}
 LONG = 165  # operators
 LONG_KERNEL = "LONG_KERNEL"
 LONG_TEXT = """\
@@ -443,8 +417,6 @@ HELPERS = {
     LONG_KERNEL: LONG_TEXT,
     "limit_i32": LIMIT_TEXT,
     DOT4_WIDE: DOT4_WIDE_TEXT,
-    "dot4_spread_i8": DOT4_SPREAD_TEXT.format(type="i8", c_type="int8_t", letter="s"),
-    "dot4_spread_u8": DOT4_SPREAD_TEXT.format(type="u8", c_type="uint8_t", letter="u"),
     "mul_high_rounded_i32": HIGH_TEXT,
     "mul_high_added_i32": ADDED_TEXT,
     "shr_rounded_added_i32": SHIFT_TEXT,

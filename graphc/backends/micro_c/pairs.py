@@ -4,6 +4,8 @@ A word is an i32 that holds two int16, (low, high).
 
     spread(to, a, centre, groups)   to[0], to[1] = (a[0], a[2]), (a[1], a[3]), each less centre; so
                                     for every group of four of `a`, four words of `to` apart
+    spread_row(to, a, centre, groups)
+                                    the same, two words of `to` apart
     spread_pairs(to, a, groups)     the same of two groups at a time, two words of `to` apart,
                                     without centre
     pair_up(to, other, x, centre, apart, words)
@@ -17,11 +19,16 @@ A word is an i32 that holds two int16, (low, high).
                                             t += a[4 g + i] . w[4 g + 2 + i]
                                             u += a[4 g + 2 + i] . w[4 g + i]
                                             v += a[4 g + 2 + i] . w[4 g + 2 + i]
+    dot_1x4(s, t, u, v, a, w, groups)
+                                    sums of a row of `a` by four columns of `w`, of four bytes each,
+        for g in 0..groups - 1:     s += a[2 g] . (w[16 g], w[16 g + 2])
+                                         + a[2 g + 1] . (w[16 g + 1], w[16 g + 3]), and the others
+                                    likewise from w[16 g + 4], w[16 g + 8], w[16 g + 12] on
     dot2(sum, x, w)                 sum += x . w, which is low(x) * low(w) + high(x) * high(w)
     dot_low_high(sum, x, w)         sum += low(x) * high(w)
     dot_high_low(sum, x, w)         sum += high(x) * low(w)
 
-There is at least one group, or word. Of the first four, `to`, `other`, `a`, `w` and `x` are loads
+There is at least one group, or word. Of the first six, `to`, `other`, `a`, `w` and `x` are loads
 of the first of several elements: of words, or, where they are less `centre`, a constant, of int8 or
 uint8. In dot2 and what follows `x` and `w` are words. Sums are scalar variables of type i32.
 """
@@ -33,17 +40,22 @@ from graphc.ir.expr import Const, Expr, Index, Load
 from graphc.ir.kernel import Body, Buffer, For, Intrin, Store
 from graphc.ir.simplify import simplify
 
-SPREAD4, SPREAD_PAIRS = "spread", "spread_pairs"
-DOT_2X2, PAIR_UP = "dot_2x2", "pair_up"
+SPREAD4, SPREAD_ROW, SPREAD_PAIRS = "spread", "spread_row", "spread_pairs"
+DOT_2X2, DOT_1X4, PAIR_UP = "dot_2x2", "dot_1x4", "pair_up"
 DOT2, LOW_HIGH, HIGH_LOW = "dot2", "dot_low_high", "dot_high_low"
 OF_WORDS = (DOT2, LOW_HIGH, HIGH_LOW)
-NAMES = (SPREAD4, SPREAD_PAIRS, DOT_2X2, PAIR_UP, *OF_WORDS)
+NAMES = (SPREAD4, SPREAD_ROW, SPREAD_PAIRS, DOT_2X2, DOT_1X4, PAIR_UP, *OF_WORDS)
 LANES, PAIR = 4, 2  # elements of a group; of a word; rows, and columns, of a tile
 
 
 def spread(to: Load, a: Load, centre: int, groups: int) -> Intrin:
     """The statement."""
     return Intrin(SPREAD4, (to, a, Const(centre, i32), Const(groups, i64)))
+
+
+def spread_row(to: Load, a: Load, centre: int, groups: int) -> Intrin:
+    """The statement."""
+    return Intrin(SPREAD_ROW, (to, a, Const(centre, i32), Const(groups, i64)))
 
 
 def spread_pairs(to: Load, a: Load, groups: int) -> Intrin:
@@ -54,6 +66,11 @@ def spread_pairs(to: Load, a: Load, groups: int) -> Intrin:
 def dot_2x2(sums: list[Load], a: Load, w: Load, groups: int) -> Intrin:
     """The statement, of four sums."""
     return Intrin(DOT_2X2, (*sums, a, w, Const(groups, i64)))
+
+
+def dot_1x4(sums: list[Load], a: Load, w: Load, groups: int) -> Intrin:
+    """The statement, of four sums."""
+    return Intrin(DOT_1X4, (*sums, a, w, Const(groups, i64)))
 
 
 def pair_up(to: Load, other: Load, x: Load, centre: int, apart: int, words: int) -> Intrin:
@@ -74,12 +91,14 @@ def word(low: Expr, high: Expr) -> Expr:
 
 def meaning(stmt: Intrin) -> Body:
     """The same in plain statements."""
-    if stmt.name == SPREAD4:
-        to, a, centre, groups = stmt.args
-        return (_spread(to, a, centre, groups, 2 * PAIR),)
+    if stmt.name in (SPREAD4, SPREAD_ROW):
+        apart = PAIR if stmt.name == SPREAD_ROW else 2 * PAIR
+        return (_spread(apart, *stmt.args),)
+    if stmt.name == DOT_1X4:
+        return (_row(stmt),)
     if stmt.name == SPREAD_PAIRS:
         to, a, groups = stmt.args
-        return (_spread(to, a, Const(0, i32), simplify(groups * PAIR), PAIR),)
+        return (_spread(PAIR, to, a, Const(0, i32), simplify(groups * PAIR)),)
     if stmt.name == DOT_2X2:
         return (_tile(stmt),)
     return (_pair_up(stmt) if stmt.name == PAIR_UP else _product(stmt),)
@@ -94,7 +113,7 @@ def _stored(load: Load, value: Expr) -> Store:
     return Store(load.source, load.index, value)
 
 
-def _spread(to: Expr, a: Expr, centre: Expr, groups: Expr, apart: int) -> For:
+def _spread(apart: int, to: Expr, a: Expr, centre: Expr, groups: Expr) -> For:
     assert isinstance(groups, Const) and isinstance(to, Load)
     group = Index(f"group_of_{to.source}", int(groups.value))
     x = [_at(a, group * LANES + lane).cast(i32) - centre for lane in range(LANES)]
@@ -130,6 +149,20 @@ def _tile(stmt: Intrin) -> For:
     return For(group, tuple(stores))
 
 
+def _row(stmt: Intrin) -> For:
+    *sums, a, w, groups = stmt.args
+    assert isinstance(groups, Const) and isinstance(sums[0], Load)
+    group = Index(f"group_of_{sums[0].source}", int(groups.value))
+    x = [_at(a, group * PAIR + n) for n in range(PAIR)]
+    stores = []
+    for n, total in enumerate(sums):
+        assert isinstance(total, Load)
+        b = [_at(w, (group * len(sums) + n) * LANES + i).cast(i32) for i in range(LANES)]
+        value = total + _low(x[0]) * b[0] + (x[0] >> 16) * b[2]
+        stores.append(_stored(total, value + _low(x[1]) * b[1] + (x[1] >> 16) * b[3]))
+    return For(group, tuple(stores))
+
+
 def _product(stmt: Intrin) -> Store:
     total, x, w = stmt.args
     assert isinstance(total, Load)
@@ -152,17 +185,17 @@ def _dot(x: Expr, w: Expr) -> Expr:
 
 SPREAD_TEXT = """\
 /* Of every group of four of a, less centre, two words of 16 bits by 2: (0, 2) and (1, 3). */
-APART static void spread_{type}(int32_t *to, const {c_type} *a, int32_t centre, int32_t groups)
+APART static void {name}_{type}(int32_t *to, const {c_type} *a, int32_t centre, int32_t groups)
 {{
 #if defined(__ARM_FEATURE_SIMD32) && defined(__GNUC__) && defined(__thumb2__) && \\
-    !defined(__ARM_BIG_ENDIAN)
+    defined(__ARM_FEATURE_UNALIGNED) && !defined(__ARM_BIG_ENDIAN)
     const uint32_t shift = ((uint32_t)-centre & 0xffffu) * 0x10001u;
     uint32_t x, y;
 #define GROUP \\
     "ldr %[x], [%[a]], #4\\n\\t" \\
     "{letter}xtab16 %[y], %[shift], %[x]\\n\\t" \\
     "{letter}xtab16 %[x], %[shift], %[x], ror #8\\n\\t" \\
-    "strd %[y], %[x], [%[to]], #16\\n\\t"
+    "strd %[y], %[x], [%[to]], #{bytes}\\n\\t"
     if (groups & 1) {{
         __asm__ volatile(GROUP
                          : [a] "+r"(a), [to] "+r"(to), [x] "=&r"(x), [y] "=&r"(y)
@@ -177,7 +210,7 @@ APART static void spread_{type}(int32_t *to, const {c_type} *a, int32_t centre, 
     }}
 #undef GROUP
 #else
-    for (; groups > 0; --groups, a += 4, to += 4) {{
+    for (; groups > 0; --groups, a += 4, to += {words}) {{
         to[0] = (int32_t)(((uint32_t)(a[0] - centre) & 0xffffu) | (uint32_t)(a[2] - centre) << 16);
         to[1] = (int32_t)(((uint32_t)(a[1] - centre) & 0xffffu) | (uint32_t)(a[3] - centre) << 16);
     }}
@@ -190,7 +223,7 @@ SPREAD_PAIRS_TEXT = """\
 APART static void spread_pairs_i8(int32_t *to, const int8_t *a, int32_t groups)
 {
 #if defined(__ARM_FEATURE_SIMD32) && defined(__GNUC__) && defined(__thumb2__) && \\
-    !defined(__ARM_BIG_ENDIAN)
+    defined(__ARM_FEATURE_UNALIGNED) && !defined(__ARM_BIG_ENDIAN)
     uint32_t x, y;
 #define GROUP \\
     "ldr %[x], [%[a]], #4\\n\\t" \\
@@ -217,7 +250,7 @@ APART static void pair_up_{type}(int32_t *to, int32_t *other, const {c_type} *x,
     int32_t apart, int32_t words)
 {{
 #if defined(__ARM_FEATURE_SIMD32) && defined(__GNUC__) && defined(__thumb2__) && \\
-    !defined(__ARM_BIG_ENDIAN)
+    defined(__ARM_FEATURE_UNALIGNED) && !defined(__ARM_BIG_ENDIAN)
     const uint32_t shift = ((uint32_t)-centre & 0xffffu) * 0x10001u;
     uint32_t near, far;
     __asm__ volatile("1:\\n\\t"
@@ -314,9 +347,61 @@ static inline void dot_2x2(int32_t *s, int32_t *t, int32_t *u, int32_t *v, const
 """
 
 
-def _of_bytes(text: str, name: str) -> dict[str, str]:
+DOT_1X4_TEXT = """\
+/* Sums of products of a row of a by four columns of w, four elements of each to a group: two words
+ * of 16 bits by 2, and four bytes. */
+static inline void dot_1x4_i8(int32_t *s, int32_t *t, int32_t *u, int32_t *v, const int32_t *a,
+    const int8_t *w, int32_t groups)
+{
+#if defined(__ARM_FEATURE_SIMD32) && defined(__thumb2__) && defined(__GNUC__) && \\
+    defined(__OPTIMIZE__) && !defined(__ARM_BIG_ENDIAN)
+    int32_t s0 = *s, s1 = *t, s2 = *u, s3 = *v, x, y, z;
+#define COLUMN(sum, w) \\
+    "sxtb16 %[z], " w "\\n\\t" \\
+    "sxtb16 " w ", " w ", ror #8\\n\\t" \\
+    "smlad " sum ", %[x], %[z], " sum "\\n\\t" \\
+    "smlad " sum ", %[y], " w ", " sum "\\n\\t"
+#define GROUP \\
+    "ldrd %[x], %[y], [%[a]], #8\\n\\t" \\
+    "ldmia %[w]!, {r2, r3, r12, lr}\\n\\t" \\
+    COLUMN("%[s0]", "r2") COLUMN("%[s1]", "r3") COLUMN("%[s2]", "r12") COLUMN("%[s3]", "lr")
+#define GROUPS(several) \\
+    __asm__(several \\
+            : [s0] "+r"(s0), [s1] "+r"(s1), [s2] "+r"(s2), [s3] "+r"(s3), [a] "+r"(a), \\
+              [w] "+r"(w), [x] "=&r"(x), [y] "=&r"(y), [z] "=&r"(z) \\
+            : \\
+            : "r2", "r3", "r12", "lr", "memory")
+    for (; groups >= 4; groups -= 4) {
+        GROUPS(GROUP GROUP GROUP GROUP);
+    }
+    for (; groups > 0; --groups) {
+        GROUPS(GROUP);
+    }
+#undef COLUMN
+#undef GROUP
+#undef GROUPS
+    *s = s0, *t = s1, *u = s2, *v = s3;
+#else
+    int32_t *const sums[4] = {s, t, u, v};
+    for (; groups > 0; --groups, a += 2) {
+        for (int i = 0; i < 4; ++i, w += 4) {
+            *sums[i] += (int16_t)(a[0] & 0xffff) * w[0] + (a[0] >> 16) * w[2] +
+                        (int16_t)(a[1] & 0xffff) * w[1] + (a[1] >> 16) * w[3];
+        }
+    }
+#endif
+}
+"""
+
+
+def _of_bytes(text: str, name: str, words: int = 0) -> dict[str, str]:
     types = (("i8", "int8_t", "s"), ("u8", "uint8_t", "u"))
-    return {f"{name}_{t}": text.format(type=t, c_type=c, letter=x) for t, c, x in types}
+    return {
+        f"{name}_{t}": text.format(
+            name=name, type=t, c_type=c, letter=x, words=words, bytes=4 * words
+        )
+        for t, c, x in types
+    }
 
 
 APART = "apart"
@@ -328,10 +413,18 @@ APART_TEXT = """\
 #define APART
 #endif
 """
-NEEDED = {SPREAD4: APART, SPREAD_PAIRS: APART, PAIR_UP: APART, DOT_2X2: DOT2}  # by them
+NEEDED = {
+    SPREAD4: (APART,),
+    SPREAD_ROW: (APART,),
+    SPREAD_PAIRS: (APART,),
+    PAIR_UP: (APART,),
+    DOT_2X2: (DOT2,),
+}  # by them
 HELPERS = {
     APART: APART_TEXT,
-    **_of_bytes(SPREAD_TEXT, SPREAD4),
+    **_of_bytes(SPREAD_TEXT, SPREAD4, 2 * PAIR),
+    **_of_bytes(SPREAD_TEXT, SPREAD_ROW, PAIR),
+    f"{DOT_1X4}_i8": DOT_1X4_TEXT,
     f"{SPREAD_PAIRS}_i8": SPREAD_PAIRS_TEXT,
     **_of_bytes(PAIR_UP_TEXT, PAIR_UP),
     DOT_2X2: DOT_2X2_TEXT,

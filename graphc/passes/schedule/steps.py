@@ -125,7 +125,7 @@ class Tensorize(Step):
     """The innermost products are this instruction (ir/instructions.py), so many times in a row."""
 
     name = "tensorize"
-    instruction: Literal["dot4", "dot4_spread"]
+    instruction: Literal["dot4"]
     times: int = 1
 
 

@@ -4,6 +4,7 @@ at borders and extremes too."""
 from __future__ import annotations
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_sums_are_the_same(name):
 TILES = {
     "of three channels": ((1, 3, 9, 11), 6, -128, {"pads": (1, 1, 1, 1)}),
     "strided": ((2, 3, 10, 12), 5, 7, {"pads": (0, 0, 1, 1), "strides": (2, 2)}),
-    "of one channel": ((1, 1, 13, 10), 8, 83, {"pads": (4, 1, 5, 1), "taps": (10, 4)}),
+    "with one channel": ((1, 1, 13, 10), 8, 83, {"pads": (4, 1, 5, 1), "taps": (10, 4)}),
     "of six channels": ((1, 6, 5, 7), 4, 0, {"pads": (1, 2, 1, 0)}),
     "of four channels": ((1, 4, 6, 6), 4, 9, {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
     "pointwise": ((1, 13, 5, 5), 7, 3, {"taps": (1, 1)}),
@@ -102,6 +103,11 @@ TILES = {
     "with a deep sum": ((1, 80, 4, 4), 6, 3, {"taps": (1, 1), "dtype": u8}),
     "of groups": ((1, 16, 5, 5), 6, 3, {"pads": (1, 1, 1, 1), "group": 2}),
 }  # fmt: skip
+TILES |= {
+    "one row": ((1, 37, 1, 1), 9, 5, {"taps": (1, 1)}),
+    "one row of uint8": ((1, 48, 1, 1), 4, 250, {"taps": (1, 1), "dtype": u8, "extreme": True}),
+}
+DENSE = {"spread_row", "dot_1x4"}
 DEPTHWISE = {"pair_up", "dot2", "dot_low_high", "dot_high_low"}
 PANELS = {"spread", "spread_pairs", "dot_2x2"}
 
@@ -114,7 +120,8 @@ def test_pairs_are_multiplied(name, opt):
     program = driver.program_for(copy.deepcopy(graph), "c", **options)
     named = {s.name for k in program.kernels.values() for s in walk_stmts(k.body)
              if isinstance(s, Intrin)}  # fmt: skip
-    expected = DEPTHWISE if name.startswith("depthwise") else PANELS
+    kinds = {"depthwise": DEPTHWISE, "one": DENSE}
+    expected = kinds.get(re.split("[ ,]", name)[0], PANELS)
     assert named and named <= expected | ({"dot4_wide"} if opt == "fastest" else set())
     check(graph, options)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from graphc.backends.micro_c.cpus import DEFAULT, PAIRS, Cpu, cpu_of
 from graphc.backends.micro_c.goals import FASTEST, SIZE, SPEED
+from graphc.backends.micro_c.strategies.dense import Dense
 from graphc.backends.micro_c.strategies.depthwise import Depthwise
 from graphc.backends.micro_c.strategies.helium.strategy import HeliumTiles
 from graphc.backends.micro_c.strategies.padded_copy import PaddedTiles
-from graphc.backends.micro_c.strategies.panels import Panels
+from graphc.backends.micro_c.strategies.panels import PanelOptions, Panels
 from graphc.backends.micro_c.strategies.scalar_tiles import ScalarTiles, TileOptions
-from graphc.backends.micro_c.strategies.winograd import IntegerWinograd
+from graphc.backends.micro_c.strategies.winograd import STACK, IntegerWinograd
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies.attention_tiles import AttentionTiles
 from graphc.passes.lower.strategies.nest import NestOptions
@@ -32,14 +32,17 @@ def strategies(cpu: str = DEFAULT, goal: str = SPEED.name) -> Sequence[Strategy]
     first: list[Strategy] = [AttentionTiles(attention)]
     if target.vectors:
         first.append(HeliumTiles())
-    elif goal == FASTEST.name and target.has(PAIRS):
-        options = replace(options, spread=True, quad_unroll=8)
-        first.append(IntegerWinograd())
-    if target.has(PAIRS) and not target.vectors and goal != SIZE.name:
-        first += [Depthwise(), Panels()]
+    elif target.has(PAIRS) and goal != SIZE.name:
+        first += of_pairs(goal == FASTEST.name)
     return [
         *first, PaddedTiles(options), ScalarTiles(options), nest_strategy(NestOptions()),
     ]  # fmt: skip
+
+
+def of_pairs(fastest: bool) -> list[Strategy]:
+    """Those that multiply pairs of int16: with more stack, and fewer products, if fastest."""
+    panels = Panels(PanelOptions(STACK) if fastest else PanelOptions())
+    return [*([IntegerWinograd()] if fastest else []), Depthwise(), panels, Dense()]
 
 
 def tile_options(cpu: Cpu) -> TileOptions:

@@ -79,7 +79,7 @@ class Depthwise(Scheduled):
     pack(rows, padded)
     """
 
-    stack: int = 1536
+    stack: int = 2048
     name = NAME
 
     def propose(self, computation: Computation) -> Iterable[Schedule] | str:

@@ -26,10 +26,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
-from graphc.ir.dtypes import DType, i8, i16, i32, i64, u8
+from graphc.ir.dtypes import DType, i8, i32, i64, u8
 from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, call, free_indices, loads
 from graphc.ir.extents import divided, points
-from graphc.ir.instructions import LANES, dot4, dot4_spread
+from graphc.ir.instructions import LANES, dot4
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, index_of
@@ -56,7 +56,6 @@ class TileOptions:
     integer_columns: int = 2
     integer_alone: int = 4
     quads: bool = True  # whether four products of bytes are one instruction
-    spread: bool = False  # whether the weights of these are stored as pairs of int16
     quad_rows: int = 2
     quad_columns: int = 2
     quad_alone: int = 4
@@ -71,8 +70,7 @@ class ScalarTiles(Scheduled["_Operands"]):
     """Sums of products in tiles of scalars.
 
     tile(rows, R) tile(columns, C)   so many sums at a time
-    tensorize(dot4, T)               products of bytes, T instructions in a row; dot4_spread: of
-                                     weights as pairs of int16
+    tensorize(dot4, T)               products of bytes, T instructions in a row
     unroll(depth, T, W)              T steps of a long sum in a row; all of a sum of at most W
     """
 
@@ -105,7 +103,7 @@ class ScalarTiles(Scheduled["_Operands"]):
 
     def _schedule(self, operands: _Operands, rows: int, columns: int) -> Schedule:
         o, steps = self.options, [Tile("rows", rows), Tile("columns", columns)]
-        dot = [Tensorize("dot4_spread" if o.spread else "dot4", o.quad_unroll)]
+        dot = [Tensorize("dot4", o.quad_unroll)]
         quads = dot if operands.quads else []
         return Schedule(self.name, (*steps, *quads, Unroll("depth", o.unroll, o.whole)))
 
@@ -241,7 +239,6 @@ class _Emitter:
         dot = schedule.get(Tensorize)
         self.quads, self.edges = dot is not None, operands.edges
         self.middle = operands.middle if self.quads else operands.edges
-        self.spread = dot is not None and dot.instruction == "dot4_spread"
         self.quad_unroll = 1 if dot is None else dot.times
         self.unroll = schedule.the(Unroll, "depth")
         self.outer = [x for x in match.indices if x is not match.row and x is not match.column]
@@ -269,7 +266,7 @@ class _Emitter:
         panel, lane = index[first - 1], index[first + len(deep)]
         position: list[Expr] = list(index[first : first + len(deep)])
         if self.quads:
-            position[-1] = call("min", position[-1] * LANES + self._within(index[-1]), end)
+            position[-1] = call("min", position[-1] * LANES + index[-1], end)
         mapping: dict[Expr, Expr] = dict(zip(fixed, index))
         mapping.update(self._unmerged(tuple(position)))
         if match.column is not None:
@@ -277,12 +274,7 @@ class _Emitter:
         shapes = shapes_of(match.computation.inputs)
         stored = match.b if self.wide is None else match.b.args[0]  # type: ignore[attr-defined]
         b = unflatten_loads(simplify(stored, mapping), shapes)
-        b = b.cast(i16) if self.spread else b
         return match.computation.copied("weights", index, b)
-
-    def _within(self, place: Expr) -> Expr:
-        """Which of four products is at a place; as well at which place one is."""
-        return place % 2 * 2 + place // 2 if self.spread else place
 
     def _column(self, panel: Expr, lane: Expr | int) -> Expr:
         """A column of a panel. The last panel is full too: it begins in the one before it, or, if
@@ -307,7 +299,6 @@ class _Emitter:
         where = (*fixed, panel, *deep, Const(lane, i64))
         if self.quads:
             group, within = simplify(deep[-1] // LANES), simplify(deep[-1] % LANES)
-            within = simplify(self._within(within))
             where = (*fixed, panel, *deep[:-1], group, Const(lane, i64), within)
         position = flatten_index(where, self.weights.shape)
         stored = Load(self.weights.name, (position,), self.weights.dtype)
@@ -462,8 +453,7 @@ class _Emitter:
             load, centre = centred
             narrow = weight.args[0]
             assert isinstance(narrow, Load)
-            emitted = dot4_spread if self.spread else dot4
-            self.k.emit(emitted(total[()], load, narrow, centre))
+            self.k.emit(dot4(total[()], load, narrow, centre))
 
     def _step(self, axis: Index, position: Expr, state: tuple, new: frozenset) -> None:
         rest, factors, at, panel, cells, bound = state

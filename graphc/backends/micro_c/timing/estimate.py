@@ -33,7 +33,7 @@ from graphc.backends.micro_c.timing.disassembly import (
 from graphc.backends.micro_c.timing.processors import VECTOR, Processor
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Load, walk
-from graphc.ir.instructions import DOT4, DOT4_SPREAD, DOT4_WIDE
+from graphc.ir.instructions import DOT4, DOT4_WIDE
 from graphc.ir.kernel import (
     Alloc,
     Body,
@@ -57,13 +57,14 @@ _VECTORS = {LOAD: VLOAD, STORE: VSTORE, MUL: VMAC, MAC: VMAC, ALU: VALU, FLOAT: 
 # four products: with pairs two loads, the widening of bytes, and two products; else four of each
 _DOTS = {
     DOT4: {LOAD: 2, ALU: 4, MAC: 2},
-    DOT4_SPREAD: {LOAD: 2, ALU: 2, MAC: 2},
     DOT4_WIDE: {LOAD: 2, MAC: 2},
 }
 _DOT_BYTES = {LOAD: 8, MAC: 4}
 # of pairs.py: for each of as many turns as the last argument says
 _OF_PAIRS = {
     pairs.SPREAD4: {LOAD: 1, ALU: 3, STORE: 2},
+    pairs.SPREAD_ROW: {LOAD: 1, ALU: 3, STORE: 2},
+    pairs.DOT_1X4: {LOAD: 6, MAC: 8, ALU: 9},
     pairs.SPREAD_PAIRS: {LOAD: 2, ALU: 5, STORE: 4, BRANCH: 1},
     pairs.PAIR_UP: {LOAD: 2, ALU: 5, STORE: 2, BRANCH: 1},
     pairs.DOT_2X2: {LOAD: 8, MAC: 8, ALU: 1},
