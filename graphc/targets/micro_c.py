@@ -60,8 +60,8 @@ class MicroC(Tuned, Trains):
 
     cpu: str = option(CPUS[0], f"the processor it is for: {', '.join(CPUS)}", choices=CPUS)
     opt: str = option(
-        GOALS[0], "optimise code for this; `fastest` takes more flash and stack, for weights as "
-        "instructions read them and convolutions in fewer products", choices=GOALS,
+        GOALS[0], "optimise code for this; `fastest` takes more flash and stack, for "
+        "convolutions in fewer products", choices=GOALS,
     )  # fmt: skip
     io: str = option(
         "caller", "whether inputs and outputs are the caller's, or live in the arena and take no "
