@@ -97,6 +97,7 @@ TILES = {
     "depthwise, wide": ((1, 4, 40, 48), 4, 1, {"pads": (1, 1, 1, 1), "group": 4}),
     "depthwise, by threes": (
         (1, 4, 9, 9), 4, 9, {"taps": (2, 5), "group": 4, "pads": (0, 2, 1, 2), "strides": (1, 3)}),
+    "fewer rows than a block": ((1, 13, 1, 5), 7, 3, {"taps": (1, 1)}),
     "in blocks": ((1, 24, 7, 9), 9, 11, {"taps": (1, 1), "extreme": True}),
     "strided windows": ((2, 8, 9, 9), 6, 4, {"pads": (1, 1, 1, 1), "strides": (2, 2)}),
     "in place": ((1, 8, 6, 6), 8, 2, {"pads": (1, 1, 1, 1), "residual": True}),

@@ -12,7 +12,8 @@ High-Performance Matrix Multiplication, 2008, pack blocks of both operands likew
 
 Blocks are as many rows as a limit of stack allows; rows run over all positions of an image. The
 last block, and the last columns, overlap the ones before where they do not divide, unless the
-result is computed in place of an operand.
+result is computed in place of an operand. Of an odd number of rows that fit a block the last one is
+computed twice.
 """
 
 from __future__ import annotations
@@ -140,12 +141,17 @@ class Operands:
     def block(self, options: PanelOptions) -> int:
         """The rows of a block."""
         row = self.groups * PAIR * WORD
-        fit = min(options.most, options.stack // row - PAIR, self.count)
+        fit = min(options.most, options.stack // row - PAIR, self.even)
         return next((n for n in range(fit // PAIR * PAIR, 0, -PAIR) if self.takes(n)), 0)
 
     def takes(self, rows: int) -> bool:
         """Whether blocks of so many rows do."""
-        return rows <= self.count and not (self.inplace and self.count % rows)
+        return rows <= self.even and not (self.inplace and self.count % rows)
+
+    @property
+    def even(self) -> int:
+        """The rows, and one more where they are odd."""
+        return -(-self.count // PAIR) * PAIR
 
 
 def operands_of(computation: Computation) -> Operands | str:
@@ -232,11 +238,11 @@ class _Emitter:
         with k.loops(*(x.count for x in operands.outer), blocks) as at:
             *others, block = at
             here = dict(zip(operands.outer, others))
-            first = call("min", block * self.size, Const(operands.count - self.size, i64))
-            first = simplify(first)
+            last = max(operands.count - self.size, 0)
+            first = simplify(call("min", block * self.size, Const(last, i64)))
             with k.loops(self.size // PAIR, PAIR) as (pair, t):
                 start = simplify(pair * (self.groups * GROUP) + t * PAIR)
-                self._widen(rows, start, simplify(first + pair * PAIR + t), here)
+                self._widen(rows, start, self._place(first + pair * PAIR + t), here)
             with k.loop(self.panels) as panel:
                 self._widen_columns(columns, here, panel)
                 ends = [self._epilogue(here, panel, lane) for lane in range(PAIR)]
@@ -249,6 +255,11 @@ class _Emitter:
         kernel = Kernel(NAME, params, k.body(), match.computation.label)
         work = 2 * points((*match.indices, *match.depth))
         return Lowered(kernel, [self.packed], [self.weights], inplace=operands.inplace, flops=work)
+
+    def _place(self, place: Expr) -> Expr:
+        """A row; the last one again in place of one behind it, in a block longer than all rows."""
+        last = Const(self.operands.count - 1, i64)
+        return simplify(call("min", place, last) if self.size > self.operands.count else place)
 
     def _epilogue(self, here: dict, panel: Expr, lane: int) -> Epilogue:
         """What is made of the sums of a column."""
@@ -267,7 +278,7 @@ class _Emitter:
         k.emit(dot_2x2(sums, rows[start], columns[Const(0, i64)], self.groups))
         stores = []
         for (t, u), total in zip(cells, sums):
-            at = {**here, **self.operands.at(simplify(first + t))}
+            at = {**here, **self.operands.at(self._place(first + t))}
             at[self.operands.column] = self._column(panel, u)
             value = simplify(ends[u].of(total), at)
             stores.append((simplify(match.offset, at), k.let(value)))
