@@ -2,6 +2,7 @@
 
     dot4(sum, a, w, centre)             sum += (a[0] - centre) * w[0] + ... + (a[3] - centre) * w[3]
     dot4_wide(sum, a, w)                sum += a[0] * w[0] + ... + a[3] * w[3]
+    dot4_mixed(sum, a, w)               as dot4_wide, where w holds the weights of a[0], a[2], a[1], a[3]
     dot4_codes(sum, a, w, shift, bits)  sum += a[0] * c(w[0]) + ... + a[3] * c(w[3]), where c(x) are
                                         the `bits` bits of x from bit `shift` on
     transpose(tile, side)               tile[r * side + c] and tile[c * side + r] change places
@@ -10,11 +11,12 @@
                                         one and loses it
 
 `sum` is an element of type i32 (sums wrap), `a` and `w` are loads of the first of four consecutive
-elements (of dot4 `a` int8 or uint8 and `w` int8, of dot4_wide both int16,
-of dot4_codes `a` int8 and `w` uint8), `centre` is a constant within -256..255, `shift` and `bits`
-are constants whose sum is at most 8. Elements of int16 begin at multiples of 4 bytes. In a vector
-loop every lane has a sum and four elements of `w` of its own. `tile` is a load of the first element
-of a local array of `side * side`, which stands outside of vector loops.
+elements (of dot4 `a` int8 or uint8 and `w` int8, of dot4_wide both int16, of dot4_mixed `a` int16
+and `w` int8, of dot4_codes `a` int8 and `w` uint8), `centre` is a constant within -256..255,
+`shift` and `bits` are constants whose sum is at most 8. Elements of int16 begin at multiples of 4
+bytes, but for those of dot4_mixed. In a vector loop every lane has a sum and four elements of `w` of
+its own. `tile` is a load of the first element of a local array of `side * side`, which stands
+outside of vector loops.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from graphc.ir.simplify import simplify
 
 DOT4 = "dot4"
 DOT4_WIDE = "dot4_wide"
+SPREAD = (0, 2, 1, 3)  # whose weights dot4_mixed reads, one after the other
+DOT4_MIXED = "dot4_mixed"
 DOT4_CODES = "dot4_codes"
 TRANSPOSE = "transpose"
 MASK = "mask"
 LOWEST = "lowest"
-NAMES = (DOT4, DOT4_WIDE, DOT4_CODES, TRANSPOSE, MASK, LOWEST)
+NAMES = (DOT4, DOT4_WIDE, DOT4_MIXED, DOT4_CODES, TRANSPOSE, MASK, LOWEST)
 LANES = 4
 MASK_BITS = 64
 
@@ -50,6 +54,13 @@ def dot4_wide(total: Load, a: Load, w: Load) -> Intrin:
     if total.dtype is not i32 or a.dtype is not i16 or w.dtype is not i16:
         raise InternalError(f"dot4_wide of {total.dtype}, {a.dtype} and {w.dtype}")
     return Intrin(DOT4_WIDE, (total, a, w))
+
+
+def dot4_mixed(total: Load, a: Load, w: Load) -> Intrin:
+    """The statement; the types must be those of the module's text."""
+    if total.dtype is not i32 or a.dtype is not i16 or w.dtype is not i8:
+        raise InternalError(f"dot4_mixed of {total.dtype}, {a.dtype} and {w.dtype}")
+    return Intrin(DOT4_MIXED, (total, a, w))
 
 
 def dot4_codes(total: Load, a: Load, w: Load, shift: int, bits: int) -> Intrin:
@@ -82,7 +93,7 @@ def lowest(place: Buffer, bits: Buffer) -> Intrin:
 
 def meaning(stmt: Intrin) -> Body:
     """The same in plain statements."""
-    if stmt.name in (DOT4, DOT4_WIDE):
+    if stmt.name in (DOT4, DOT4_WIDE, DOT4_MIXED):
         return (_meaning_of_dot4(stmt),)
     if stmt.name == DOT4_CODES:
         return (_meaning_of_dot4_codes(stmt),)
@@ -130,8 +141,9 @@ def _meaning_of_dot4(stmt: Intrin) -> Store:
     total, a, w, centre = (*stmt.args, Const(0, i32))[:4]
     assert isinstance(total, Load)
     value: Expr = total
-    for lane in range(LANES):
-        value = value + (_lane(a, lane).cast(i32) - centre) * _lane(w, lane).cast(i32)
+    order = SPREAD if stmt.name == DOT4_MIXED else range(LANES)
+    for place, lane in enumerate(order):
+        value = value + (_lane(a, lane).cast(i32) - centre) * _lane(w, place).cast(i32)
     return Store(total.source, total.index, value)
 
 

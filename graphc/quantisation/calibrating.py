@@ -155,10 +155,13 @@ class Calibration:
         for seed, seen in enumerate(observe(self.graph, names, self.data, **self.compiling)):
             for own, (data, end) in zip(moments, pairs):
                 own.add(seen[data], seen[end], seed)
-        return {
-            layer.name: recurrent.rounded(layer, own)
-            for layer, own in zip(self.recurrent, moments)
-        }  # fmt: skip
+        made = {}
+        for layer, own in zip(self.recurrent, moments):
+            made[layer.name] = recurrent.rounded(layer, own)
+            if self.options.whole:
+                dtype, method = TYPES[self.options.bytes], self.options.calibration
+                made[layer.name].data = ranges.chosen(own.statistics, dtype, method)
+        return made
 
 
 def _of_softmax(values: Sequence[Value], dtype: dtypes.DType) -> Parameters | None:

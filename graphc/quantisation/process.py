@@ -198,7 +198,7 @@ class Process:
         for state in states:
             if levels.get(state.name, FLOAT) != FLOAT:
                 made = calibration.recurrent_weights[state.name]
-                bits = (8, 8 if state.is_integer else 32)
+                bits = (8, 8 if state.is_integer or made.data is not None else 32)
                 scale = float(made.scales[recurrent.W].mean())
                 rows.append(_Row(state.name, state.op.name, bits, scale, state.end.name))
                 recurrent.replace(graph, state, made)

@@ -3,7 +3,10 @@
 An LSTM becomes ONNX Runtime's DynamicQuantizeLSTM (domain com.microsoft): what it reads and its
 states are quantised as they come, so products are of integers. That is for static sizes: the steps
 are written out. Others, GRU and RNN, for which there is no such operator, keep float products, of
-weights that are stored in 8 bits with a scale for each row (DequantizeLinear).
+weights that are stored in 8 bits with a scale for each row (DequantizeLinear). Where everything is
+to be integers, that is what all become, and what they read is quantised too, with one scale:
+targets without fast floats compute such layers in fixed point
+(passes/rules/quantised/recurrences.py).
 
 Rows are rounded with error feedback, as those of other layers: W by the second moments of the
 input, R by those of the states, which are the results of the steps before.
@@ -21,9 +24,11 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Op, Value, copy_op
 from graphc.ir.ops.helpers import RUNTIME
 from graphc.ir.ops.long_recurrent import MOST_STEPS, steps_of
-from graphc.quantisation import rounding
+from graphc.quantisation import rewriting, rounding
 from graphc.quantisation.layers import all_layers, distinct
 from graphc.quantisation.moments import DRAWN, Moments
+from graphc.quantisation.ranges import Parameters
+from graphc.quantisation.statistics import Statistics
 from graphc.quantisation.weights import LARGEST
 
 RECURRENT = ("LSTM", "GRU", "RNN")
@@ -94,11 +99,13 @@ class RecurrentLayer:
 @dataclass
 class RecurrentWeights:
     """Integers [directions, rows, columns] and scales [directions, rows] of W and of R; the biases
-    [directions, 2, rows], None if they stay what they are."""
+    [directions, 2, rows], None if they stay what they are. `data` is how the input is quantised,
+    if it is once and for all."""
 
     codes: Mapping[int, np.ndarray]
     scales: Mapping[int, np.ndarray]
     bias: np.ndarray | None
+    data: Parameters | None = None
 
 
 def recurrent_layers(graph: Graph) -> list[RecurrentLayer]:
@@ -135,11 +142,13 @@ class RecurrentMoments:
         self.batch_first = bool(layer.op.attrs.get("layout", 0))
         self.inputs = Moments.empty(1, inputs)
         self.states = Moments.empty(ways, layer.rows(R).shape[2])
+        self.statistics = Statistics()
 
     def add(self, data: np.ndarray, results: np.ndarray, seed: int) -> None:
         """Takes the input and the result of all steps for a sample."""
         if self.batch_first:  # [batch, steps, directions, hidden]
             results = results.transpose(1, 2, 0, 3)
+        self.statistics.add(data)
         rng = np.random.default_rng(seed)
         read = data.reshape(1, -1, data.shape[-1])
         states = results.transpose(1, 0, 2, 3).reshape(results.shape[1], -1, results.shape[-1])
@@ -179,7 +188,7 @@ def _means(moments: Moments, lost: np.ndarray) -> np.ndarray:
 
 def put(graph: Graph, layer: RecurrentLayer, made: RecurrentWeights) -> Op:
     """Puts the layer with these weights before the layer's op, whose readers stay; the new op."""
-    if layer.is_integer:
+    if layer.is_integer and made.data is None:
         return _integer(graph, layer.op, made)
     copy = copy_op(layer.op, graph, {v: v for v in layer.op.inputs if v is not None}, layer.op)
     _store(copy, made)
@@ -188,7 +197,7 @@ def put(graph: Graph, layer: RecurrentLayer, made: RecurrentWeights) -> Op:
 
 def replace(graph: Graph, layer: RecurrentLayer, made: RecurrentWeights) -> None:
     """The layer with these weights in place of what it was."""
-    if not layer.is_integer:
+    if not layer.is_integer or made.data is not None:
         _store(layer.op, made)
         return
     new = _integer(graph, layer.op, made)
@@ -220,8 +229,11 @@ def _integer(graph: Graph, op: Op, made: RecurrentWeights) -> Op:
 
 
 def _store(op: Op, made: RecurrentWeights) -> None:
-    """Gives an op weights in floats of codes, with a scale for each row."""
+    """Gives an op weights in floats of codes, with a scale for each row, and the input likewise if
+    it is quantised."""
     b = Builder(op.region, op, op.loc)  # type: ignore[arg-type]
+    if made.data is not None:
+        op.set_input(0, rewriting.pair(b, op.operand(0), made.data))
     for number in (W, R):
         op.set_input(number, _stored(b, made.codes[number], made.scales[number]))
     bias = _bias(b, made)

@@ -147,15 +147,15 @@ def _put_pair(
         for level, parameters in made.parameters.items():
             if not names and real is not value:
                 break  # no layer reads it: it has the first level
-            pair = _pair(b, value, parameters[group], "" if real is value else f"_{level}")
-            real = levels.mixed(b, names, level, pair, real)
+            there = pair(b, value, parameters[group], "" if real is value else f"_{level}")
+            real = levels.mixed(b, names, level, there, real)
     else:
-        real = _pair(b, value, made.parameters[by_group[group]][group])
+        real = pair(b, value, made.parameters[by_group[group]][group])
     for op, number in readers:
         op.set_input(number, real)
 
 
-def _pair(b: Builder, value: Value, p: Parameters, suffix: str = "") -> Value:
+def pair(b: Builder, value: Value, p: Parameters, suffix: str = "") -> Value:
     """A value quantised, and back."""
     scale, zero = b.constant(np.float32(p.scale)), b.constant(np.array(p.zero, p.dtype.np))
     integers = b.QuantizeLinear(value, scale, zero)

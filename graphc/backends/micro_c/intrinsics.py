@@ -2,6 +2,7 @@
 
     dot4(sum, a, w, centre)    see graphc/ir/instructions.py
     dot4_wide(sum, a, w)       likewise
+    dot4_mixed(sum, a, w)
     dot16(sum, x, w, count)    sum += x[0] * w[0] + ... + x[count - 1] * w[count - 1]
     sum16(sum, w, count)       sum += w[0] + ... + w[count - 1]
 
@@ -37,7 +38,7 @@ from graphc.backends.micro_c.vectors import BYTES
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr, call, transform
-from graphc.ir.instructions import DOT4, DOT4_WIDE, meaning
+from graphc.ir.instructions import DOT4, DOT4_MIXED, DOT4_WIDE, meaning
 from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_body, map_nested
 
 DOT16, SUM16 = "dot16", "sum16"
@@ -149,6 +150,26 @@ static inline int32_t dot4_wide(int32_t sum, const int16_t *a, const int16_t *w)
     return sum;
 #else
     return sum + a[0] * w[0] + a[1] * w[1] + a[2] * w[2] + a[3] * w[3];
+#endif
+}
+"""
+
+DOT4_MIXED_TEXT = """\
+/* sum + a[0] * w[0] + a[1] * w[2] + a[2] * w[1] + a[3] * w[3]. */
+static inline int32_t dot4_mixed(int32_t sum, const int16_t *a, const int8_t *w)
+{
+#if defined(__ARM_FEATURE_SIMD32) && defined(__GNUC__) && !defined(__ARM_BIG_ENDIAN)
+    uint32_t x, more_x, y, first_w, last_w;
+    memcpy(&x, a, sizeof x);
+    memcpy(&more_x, a + 2, sizeof x);
+    memcpy(&y, w, sizeof y);
+    __asm__("sxtb16 %0, %1" : "=r"(first_w) : "r"(y));
+    __asm__("sxtb16 %0, %1, ror #8" : "=r"(last_w) : "r"(y));
+    __asm__("smlad %0, %1, %2, %3" : "=r"(sum) : "r"(x), "r"(first_w), "r"(sum));
+    __asm__("smlad %0, %1, %2, %3" : "=r"(sum) : "r"(more_x), "r"(last_w), "r"(sum));
+    return sum;
+#else
+    return sum + a[0] * w[0] + a[1] * w[2] + a[2] * w[1] + a[3] * w[3];
 #endif
 }
 """
@@ -313,11 +334,11 @@ class MicroPrinter(VectorPrinter):
         if stmt.name in pairs.NAMES:
             self._pairs(stmt)
             return
-        if stmt.name not in (DOT4, DOT4_WIDE):
+        if stmt.name not in (DOT4, DOT4_WIDE, DOT4_MIXED):
             raise self.fail(f"instruction {stmt.name} has no meaning in C")
         total, a, w, *centre = stmt.args
         assert isinstance(total, Load) and isinstance(a, Load) and isinstance(w, Load)
-        function = f"{stmt.name}_{a.dtype}" if centre else DOT4_WIDE
+        function = f"{stmt.name}_{a.dtype}" if centre else stmt.name
         self.functions.add(function)
         with self.scope(*a.index, *w.index):
             places = [f"&{self.place(self.buffer(x.source), x.index)}" for x in (a, w)]
@@ -400,7 +421,7 @@ class MicroUnit(Unit):
         return pragma + helpers + super().text()
 
 
-DOT4_NAMES = {"dot4_i8", "dot4_u8", DOT4_WIDE, pairs.DOT2, "dot_1x4_i8"}
+DOT4_NAMES = {"dot4_i8", "dot4_u8", DOT4_WIDE, DOT4_MIXED, pairs.DOT2, "dot_1x4_i8"}
 LONG = 165  # operators
 LONG_KERNEL = "LONG_KERNEL"
 LONG_TEXT = """\
@@ -417,6 +438,7 @@ HELPERS = {
     LONG_KERNEL: LONG_TEXT,
     "limit_i32": LIMIT_TEXT,
     DOT4_WIDE: DOT4_WIDE_TEXT,
+    DOT4_MIXED: DOT4_MIXED_TEXT,
     "mul_high_rounded_i32": HIGH_TEXT,
     "mul_high_added_i32": ADDED_TEXT,
     "shr_rounded_added_i32": SHIFT_TEXT,

@@ -383,6 +383,12 @@ class Legality:
         stored = [m for m in members if not all(self.stays(v, group, other) for v in m.outputs)]
         return sum(self.depth[m] for m in stored) <= WINDED * len(members)
 
+    def reads_again(self, op: Op, other: Group) -> bool:
+        """Whether an op reads an element of a group for more than one of its own."""
+        read = self.read_operands(op, other)
+        is_sum = bool(read and structure.reductions(op))
+        return is_sum or not all(structure.pointwise(op, n) for n in read)
+
     def why_repeated(self, op: Op, group: Group, other: Group) -> Reason | None:
         """Why computing another group's values where they are read repeats too much work."""
         last = other.ops[-1]
@@ -392,10 +398,11 @@ class Legality:
             return None if pure else Reason(text, op, last)
         at_own_index = all(structure.pointwise(op, n) for n in self.read_operands(op, other))
         if group.anchor in ("contraction", "window"):
-            if pure or (at_own_index and not structure.reductions(op)):
+            again = [m for m in dict.fromkeys((op, *group.ops)) if self.reads_again(m, other)]
+            if pure or not again:
                 return None
             text = "the kernel of {} is {}, which reads {} many times: it is computed once before"
-            return Reason(text, op, ANCHORS[group.anchor], last.outputs)
+            return Reason(text, again[0], ANCHORS[group.anchor], last.outputs)
         if group.anchor == "row" and structure.reductions(op):
             text = "an element of {} costs {} operations, more than passes over rows compute again"
             work, most = self.work(other), self.machine.recomputed_in_rows

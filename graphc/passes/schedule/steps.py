@@ -120,12 +120,16 @@ class Unroll(Step):
     whole: int = 1
 
 
+Quad = Literal["dot4", "dot4_mixed"]
+"""Instructions of four products."""
+
+
 @dataclass(frozen=True)
 class Tensorize(Step):
     """The innermost products are this instruction (ir/instructions.py), so many times in a row."""
 
     name = "tensorize"
-    instruction: Literal["dot4"]
+    instruction: Quad
     times: int = 1
 
 

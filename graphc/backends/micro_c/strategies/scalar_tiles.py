@@ -24,23 +24,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
-from graphc.ir.dtypes import DType, i8, i32, i64, u8
+from graphc.ir.dtypes import DType, i8, i16, i32, i64, u8
 from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, call, free_indices, loads
 from graphc.ir.extents import divided, points
-from graphc.ir.instructions import LANES, dot4
-from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.instructions import LANES, dot4, dot4_mixed
+from graphc.ir.kernel import Buffer, Intrin, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, index_of
-from graphc.passes.analysis.factors import centred_byte, is_below_a_byte
+from graphc.passes.analysis.factors import centred_byte, converted, is_below_a_byte
 from graphc.passes.analysis.guards import trim
 from graphc.passes.analysis.spaces import merge_adjacent, shapes_of
 from graphc.passes.analysis.weighted import ProductMatch, interior, match_product
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums, store_outputs
 from graphc.passes.lower.scheduled import Scheduled
-from graphc.passes.schedule.steps import Schedule, Tensorize, Tile, Unroll, misfit
+from graphc.passes.schedule.steps import Quad, Schedule, Tensorize, Tile, Unroll, misfit
 
+QUADS = {"dot4": dot4, "dot4_mixed": dot4_mixed}
 LOOP = 3  # instructions of a loop around a tile, per product of each sum
 
 
@@ -70,7 +72,8 @@ class ScalarTiles(Scheduled["_Operands"]):
     """Sums of products in tiles of scalars.
 
     tile(rows, R) tile(columns, C)   so many sums at a time
-    tensorize(dot4, T)               products of bytes, T instructions in a row
+    tensorize(dot4, T)               products of bytes, T instructions in a row; dot4_mixed: of int16
+                                     and bytes
     unroll(depth, T, W)              T steps of a long sum in a row; all of a sum of at most W
     """
 
@@ -103,8 +106,7 @@ class ScalarTiles(Scheduled["_Operands"]):
 
     def _schedule(self, operands: _Operands, rows: int, columns: int) -> Schedule:
         o, steps = self.options, [Tile("rows", rows), Tile("columns", columns)]
-        dot = [Tensorize("dot4", o.quad_unroll)]
-        quads = dot if operands.quads else []
+        quads = [Tensorize(operands.instruction, o.quad_unroll)] if operands.quads else []
         return Schedule(self.name, (*steps, *quads, Unroll("depth", o.unroll, o.whole)))
 
     def emitted(self, operands: _Operands, schedule: Schedule) -> Lowered:
@@ -124,8 +126,15 @@ def _widened(b: Expr) -> DType | None:
     return b.dtype if cast else None
 
 
+def _read(factor: Expr) -> tuple[Any, ...] | None:
+    """What instructions take of a factor: (load, centre) of a byte less a constant, (load,) of an
+    int16."""
+    load = converted(factor)
+    return (load,) if isinstance(load, Load) and load.dtype is i16 else centred_byte(factor)
+
+
 def _all_quads(factors: list[Expr]) -> bool:
-    return all(centred_byte(factor) is not None for factor in factors)
+    return all(_read(factor) is not None for factor in factors)
 
 
 def _reshaped(position: tuple[Expr, ...], of: list[Index], to: list[Index]) -> tuple[Expr, ...]:
@@ -218,16 +227,24 @@ class _Operands:
         return Window(*merge_adjacent(self.match.depth, [simplify(self.match.a, held)]))
 
     def _has_quads(self) -> bool:
-        """Whether both factors are bytes, and those of `a` neighbours along the last sum."""
+        """Whether both factors are bytes, or those of `a` int16, and those of `a` are neighbours
+        along the last sum."""
         b, last = self.match.b, self.middle.depth[-1]
         if self.match.hole.dtype is not i32 or _widened(b) is None or last.count < LANES:
             return False
         stored = [x.dtype for x in loads(b)]
         reads = [x for x in loads(self.middle.a)]
         return (
-            self.options.quads and stored == [i8] and len(reads) == 1 and reads[0].dtype in (i8, u8)
+            self.options.quads and stored == [i8] and len(reads) == 1
+            and reads[0].dtype in (i8, u8, i16)
             and is_affine_in(reads[0].index[0], last) == 1
         )  # fmt: skip
+
+    @property
+    def instruction(self) -> Quad:
+        """That of four products."""
+        (read,) = loads(self.middle.a)
+        return "dot4_mixed" if read.dtype is i16 else "dot4"
 
 
 class _Emitter:
@@ -239,6 +256,9 @@ class _Emitter:
         dot = schedule.get(Tensorize)
         self.quads, self.edges = dot is not None, operands.edges
         self.middle = operands.middle if self.quads else operands.edges
+        instruction = None if dot is None else dot.instruction
+        self.multiply = None if instruction is None else QUADS[instruction]
+        self.spread = instruction == "dot4_mixed"
         self.quad_unroll = 1 if dot is None else dot.times
         self.unroll = schedule.the(Unroll, "depth")
         self.outer = [x for x in match.indices if x is not match.row and x is not match.column]
@@ -266,7 +286,7 @@ class _Emitter:
         panel, lane = index[first - 1], index[first + len(deep)]
         position: list[Expr] = list(index[first : first + len(deep)])
         if self.quads:
-            position[-1] = call("min", position[-1] * LANES + index[-1], end)
+            position[-1] = call("min", position[-1] * LANES + self._within(index[-1]), end)
         mapping: dict[Expr, Expr] = dict(zip(fixed, index))
         mapping.update(self._unmerged(tuple(position)))
         if match.column is not None:
@@ -275,6 +295,10 @@ class _Emitter:
         stored = match.b if self.wide is None else match.b.args[0]  # type: ignore[attr-defined]
         b = unflatten_loads(simplify(stored, mapping), shapes)
         return match.computation.copied("weights", index, b)
+
+    def _within(self, place: Expr) -> Expr:
+        """Which of four products is at a place; as well at which place one is."""
+        return place % 2 * 2 + place // 2 if self.spread else place
 
     def _column(self, panel: Expr, lane: Expr | int) -> Expr:
         """A column of a panel. The last panel is full too: it begins in the one before it, or, if
@@ -298,7 +322,7 @@ class _Emitter:
         deep = _reshaped(tuple(at[k] for k in own), own, self.middle.depth)
         where = (*fixed, panel, *deep, Const(lane, i64))
         if self.quads:
-            group, within = simplify(deep[-1] // LANES), simplify(deep[-1] % LANES)
+            group, within = simplify(deep[-1] // LANES), simplify(self._within(deep[-1] % LANES))
             where = (*fixed, panel, *deep[:-1], group, Const(lane, i64), within)
         position = flatten_index(where, self.weights.shape)
         stored = Load(self.weights.name, (position,), self.weights.dtype)
@@ -447,13 +471,13 @@ class _Emitter:
         """Four products for every cell."""
         _, factors, at, panel, cells, _ = state
         for factor, (_, lane, total) in zip(factors, cells):
-            centred = centred_byte(simplify(factor, {axis: position}))
+            read = _read(simplify(factor, {axis: position}))
             weight = self._weight({**at, axis: position}, panel, lane)
-            assert centred is not None and isinstance(weight, Call)
-            load, centre = centred
+            assert read is not None and self.multiply is not None and isinstance(weight, Call)
+            load, *centre = read
             narrow = weight.args[0]
             assert isinstance(narrow, Load)
-            self.k.emit(dot4(total[()], load, narrow, centre))
+            self.k.emit(self.multiply(total[()], load, narrow, *centre))
 
     def _step(self, axis: Index, position: Expr, state: tuple, new: frozenset) -> None:
         rest, factors, at, panel, cells, bound = state

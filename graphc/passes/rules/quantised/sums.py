@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphc.ir.dtypes import i32
+from graphc.ir.dtypes import i16, i32
 from graphc.ir.graph import Op, Value
 from graphc.ir.ops.fixed_point import DOMAIN
 from graphc.passes.rewriter import Rewriter
@@ -19,7 +19,13 @@ from graphc.passes.rules.quantised.kernels import in_one_kernel, shift_in_kernel
 from graphc.passes.rules.quantised.pairs import Pairs, Sum, best_halves, by_tables
 from graphc.passes.rules.quantised.per_channel_products import NO_OPERAND, matrix_product
 from graphc.passes.rules.quantised.rescale import fixed_point, rescaled
-from graphc.passes.rules.quantised.values import Quantised, Target, activation, codes
+from graphc.passes.rules.quantised.values import (
+    Quantised,
+    Target,
+    activation,
+    codes,
+    dequantised,
+)
 
 MOST_FAILED = 8  # of 65536 pairs, without reason for tables
 
@@ -63,7 +69,14 @@ def _sum(rw: Rewriter, op: Op, after: Activated, sign: int, one_kernel: bool) ->
 
 
 def rescaling(rw: Rewriter, dequantise: Op, after: Activated) -> Value | None:
-    """A value itself, with a slope per channel below zero (anything simpler is a table)."""
+    """A value itself: of 16 bits, or of 8 with a slope per channel below zero (anything simpler is
+    a table)."""
+    wide = dequantised(dequantise.output)
+    slow = not rw.ctx.target.machine.has("fast_floats")
+    if wide and wide.dtype is i16 and wide.per_tensor and after.slope is None and slow:
+        total = rw.Cast(wide.value, to=i32.onnx)
+        factors = np.array([wide.step / after.target.step])
+        return rescaled(rw, total, -wide.zero.reshape(-1)[:1], factors, 0, after.target)
     x = activation(dequantise.output)
     if x is None or after.slope is None or after.slope.size == 1:
         return rw.skip(NO_OPERAND if x is None else "one slope for all elements makes a table")
