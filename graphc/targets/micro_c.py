@@ -19,6 +19,7 @@ from graphc.targets.tuned import Tuned
 if TYPE_CHECKING:
     from graphc.backends.micro_c import BundleOptions
     from graphc.backends.micro_c.timing.measure import Timing
+    from graphc.backends.micro_c.tokenizer_file import Tokenizer
     from graphc.backends.tuning import Measure
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Machine
@@ -120,6 +121,12 @@ class MicroC(Tuned, Trains):
         None, "keep these inputs in a structure NAME_state; each run replaces them by outputs, "
         "and NAME_reset starts again: for recurrent and streaming models",
         metavar="H_IN=H_OUT,...", commands=("compile",),
+    )  # fmt: skip
+    tokenizer: str | None = option(
+        None, "a tokenizer.json (byte pairs, as Llama's), for a model with --state that takes a "
+        "token and its position: add NAME_text.c, which encodes, samples and generates text, and "
+        "a main that prints one; with --board, an image of it in place of the test",
+        metavar="FILE.json", commands=("compile",),
     )  # fmt: skip
     trace: str | None = option(
         None, "compare the CRCs in a device's log with the host's", metavar="LOG",
@@ -303,15 +310,21 @@ class MicroC(Tuned, Trains):
         self._check_state(job)
         program, training = (job.program(), None) if self.train is None else job.trained()
         self._check_sizes(program)
-        samples = self._samples(job) if self.with_test or self.board else None
+        tests = self.with_test or self.board and self.tokenizer is None
+        samples = self._samples(job) if tests else None
         chosen = self.code(
             name=job.name, weights_as=self.weights_as, samples=samples, tolerance=self.tolerance,
             package=self.package, board=self.board, training=training,
-            provenance=job.provenance,
+            provenance=job.provenance, tokenizer=self._tokenizer(),
         )  # fmt: skip
         self._check_budgets(program, chosen)
         with atomic_folder(path) as temporary:
             write_bundle(program, temporary, chosen)
+
+    def _tokenizer(self) -> Tokenizer | None:
+        from graphc.backends.micro_c.tokenizer_file import read_tokenizer
+
+        return None if self.tokenizer is None else read_tokenizer(self.tokenizer)
 
     def _check_state(self, job: Job) -> None:
         """ModelError if options do not go with state."""

@@ -2,6 +2,8 @@
 
     NAME.h, NAME.c                    the whole API; the code
     NAME_weights.c                    the constants, all const (or .bin and .S, see weights.py)
+    NAME_text.c, NAME_text.h          a tokenizer, sampling, and a loop that generates text
+    NAME_say.c                        a main that prints a text
     NAME_test.c                       inputs and expected outputs, and a main that compares them
     CMakeLists.txt, README.md         how to build and call it
     report.json                       flash, arena, stack, and what every function computes
@@ -29,6 +31,8 @@ from graphc.backends.micro_c.goals import SIZE, SPEED, goal_of
 from graphc.backends.micro_c.joined import Training
 from graphc.backends.micro_c.model import Model
 from graphc.backends.micro_c.packages import package
+from graphc.backends.micro_c.text_sources import text_files
+from graphc.backends.micro_c.tokenizer_file import Tokenizer
 from graphc.errors import ModelError
 from graphc.ir.program import Program
 from graphc.provenance import Provenance
@@ -44,8 +48,9 @@ class BundleOptions:
     the output's type). `cpu` is the processor that the program was made for (cpus.py), which the
     documents tell, `package` the ecosystem that the files are laid out for (packages.py), and
     `board` the emulated one that the test is made an image for (boards). `opt` is what the program
-    was made for (goals.py). `training` tells which part of the program trains (joined.py), and
-    `provenance` what the files say of where they come from."""
+    was made for (goals.py). `training` tells which part of the program trains (joined.py),
+    `tokenizer` what text is made of with a model that takes a token at a time (text_sources.py),
+    and `provenance` what the files say of where they come from."""
 
     name: str = ""
     libm: bool | None = None
@@ -58,6 +63,7 @@ class BundleOptions:
     opt: str = SPEED.name
     training: Training | None = None
     provenance: Provenance | None = None
+    tokenizer: Tokenizer | None = None
 
 
 Files = dict[str, str | bytes]
@@ -79,8 +85,12 @@ def bundle(program: Program, options: BundleOptions | None = None) -> Files:
     if options.samples is not None:
         inputs, outputs = options.samples
         files[f"{name}_test.c"] = self_test.self_test(model, inputs, outputs, options.tolerance)
+    main, sources = f"{name}_test.c", model.sources
+    if options.tokenizer is not None:
+        files |= text_files(model, options.tokenizer)
+        main, sources = f"{name}_say.c", [f"{name}_text.c", *sources]
     if options.board is not None:
-        files |= firmware_files(BOARDS[options.board], name, model.sources)
+        files |= firmware_files(BOARDS[options.board], name, main, sources)
     if options.package is not None:
         files = package(model, files, options.package)
     return files if options.provenance is None else _stamped(files, options.provenance)

@@ -1,6 +1,7 @@
 """Boards that QEMU emulates: their processors and memories, and what firmware for them needs.
 
-`firmware_files` makes an image of a bundle's test: start-up code, a linker script and a Makefile.
+`firmware_files` makes an image of a bundle's main, as its test has one: start-up code,
+a linker script and a Makefile.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def linker_script(board: Board) -> str:
 
 
 MAKEFILE = """\
-# make: the test as an image for {board}; make run: in QEMU
+# make: {main} as an image for {board}; make run: in QEMU
 CC = {compiler}
 CFLAGS = -O2 -ffunction-sections -I. -Iboard
 
@@ -117,11 +118,11 @@ run: {name}.elf
 """
 
 
-def firmware_files(board: Board, name: str, sources: Sequence[str]) -> dict[str, str]:
-    """What turns the test of a bundle, NAME_test.c and `sources`, into firmware for a board."""
-    files = ["board/startup.c", "board/test_main.c", f"{name}_test.c", *sources]
+def firmware_files(board: Board, name: str, main: str, sources: Sequence[str]) -> dict[str, str]:
+    """What turns a main of a bundle, its test say, and `sources` into firmware for a board."""
+    files = ["board/startup.c", "board/test_main.c", main, *sources]
     makefile = MAKEFILE.format(
-        board=board.name, compiler=" ".join(board.compiler()), name=name, tab="\t",
+        board=board.name, main=main, compiler=" ".join(board.compiler()), name=name, tab="\t",
         sources=" ".join(files), stdio=" ".join(board.tools.stdio),
         emulator=" ".join(board.emulator()),
     )  # fmt: skip

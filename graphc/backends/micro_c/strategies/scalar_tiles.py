@@ -22,7 +22,7 @@ several products.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.schedule.steps import Quad, Schedule, Tensorize, Tile, Unroll, misfit
 
-QUADS = {"dot4": dot4, "dot4_mixed": dot4_mixed}
+QUADS: dict[str, Callable[..., Intrin]] = {"dot4": dot4, "dot4_mixed": dot4_mixed}
 LOOP = 3  # instructions of a loop around a tile, per product of each sum
 
 
