@@ -3,6 +3,7 @@
     dot4(sum, a, w, centre)    see graphc/ir/instructions.py
     dot4_wide(sum, a, w)       likewise
     dot4_mixed(sum, a, w)
+    dot4_codes(sum, a, w, shift, bits)
     dot16(sum, x, w, count)    sum += x[0] * w[0] + ... + x[count - 1] * w[count - 1]
     sum16(sum, w, count)       sum += w[0] + ... + w[count - 1]
 
@@ -38,10 +39,11 @@ from graphc.backends.micro_c.vectors import BYTES
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr, call, transform
-from graphc.ir.instructions import DOT4, DOT4_MIXED, DOT4_WIDE, meaning
+from graphc.ir.instructions import DOT4, DOT4_CODES, DOT4_MIXED, DOT4_WIDE, meaning
 from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_body, map_nested
 
 DOT16, SUM16 = "dot16", "sum16"
+CENTRED = (DOT4, DOT4_SPREAD)  # whose functions are one for each type of activations
 HIGH = "mul_high_rounded"
 CALLED = {"clamp": "limit_i32", HIGH: "mul_high_rounded_i32"}
 
@@ -170,6 +172,30 @@ static inline int32_t dot4_mixed(int32_t sum, const int16_t *a, const int8_t *w)
     return sum;
 #else
     return sum + a[0] * w[0] + a[1] * w[2] + a[2] * w[1] + a[3] * w[3];
+#endif
+}
+"""
+
+DOT4_CODES_TEXT = """\
+/* sum + a[0] * c(w[0]) + ... + a[3] * c(w[3]); c(x) are so many bits of x from bit `shift` on. */
+static inline int32_t dot4_codes(int32_t sum, const int8_t *a, const uint8_t *w, int32_t shift,
+    int32_t bits)
+{
+    const uint32_t mask = (1u << bits) - 1u;
+#if defined(__ARM_FEATURE_SIMD32) && defined(__GNUC__) && !defined(__ARM_BIG_ENDIAN)
+    uint32_t x, y, even, odd;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, w, sizeof y);
+    __asm__("sxtb16 %0, %1" : "=r"(even) : "r"(x));
+    __asm__("sxtb16 %0, %1, ror #8" : "=r"(odd) : "r"(x));
+    __asm__("smlad %0, %1, %2, %3"
+            : "=r"(sum) : "r"(even), "r"(y >> shift & mask * 0x10001u), "r"(sum));
+    __asm__("smlad %0, %1, %2, %3"
+            : "=r"(sum) : "r"(odd), "r"(y >> (shift + 8) & mask * 0x10001u), "r"(sum));
+    return sum;
+#else
+    return sum + a[0] * (int32_t)(w[0] >> shift & mask) + a[1] * (int32_t)(w[1] >> shift & mask) +
+           a[2] * (int32_t)(w[2] >> shift & mask) + a[3] * (int32_t)(w[3] >> shift & mask);
 #endif
 }
 """
@@ -334,16 +360,16 @@ class MicroPrinter(VectorPrinter):
         if stmt.name in pairs.NAMES:
             self._pairs(stmt)
             return
-        if stmt.name not in (DOT4, DOT4_WIDE, DOT4_MIXED):
+        if stmt.name not in (DOT4, DOT4_WIDE, DOT4_MIXED, DOT4_CODES):
             raise self.fail(f"instruction {stmt.name} has no meaning in C")
-        total, a, w, *centre = stmt.args
+        total, a, w, *numbers = stmt.args
         assert isinstance(total, Load) and isinstance(a, Load) and isinstance(w, Load)
-        function = f"{stmt.name}_{a.dtype}" if centre else stmt.name
+        function = f"{stmt.name}_{a.dtype}" if stmt.name in CENTRED else stmt.name
         self.functions.add(function)
         with self.scope(*a.index, *w.index):
             places = [f"&{self.place(self.buffer(x.source), x.index)}" for x in (a, w)]
-            name = self.name(total.source)
-            arguments = ", ".join([name, *places, *(str(self.expr(x)) for x in centre)])
+            name = self.place(self.buffer(total.source), total.index)
+            arguments = ", ".join([name, *places, *(str(self.expr(x)) for x in numbers)])
             self.line(f"{name} = {function}({arguments});")
 
     def _pairs(self, stmt: Intrin) -> None:
@@ -421,7 +447,9 @@ class MicroUnit(Unit):
         return pragma + helpers + super().text()
 
 
-DOT4_NAMES = {"dot4_i8", "dot4_u8", DOT4_WIDE, DOT4_MIXED, pairs.DOT2, "dot_1x4_i8"}
+DOT4_NAMES = {
+    "dot4_i8", "dot4_u8", DOT4_WIDE, DOT4_MIXED, DOT4_CODES, pairs.DOT2, "dot_1x4_i8",
+}  # fmt: skip
 LONG = 165  # operators
 LONG_KERNEL = "LONG_KERNEL"
 LONG_TEXT = """\
@@ -438,6 +466,7 @@ HELPERS = {
     LONG_KERNEL: LONG_TEXT,
     "limit_i32": LIMIT_TEXT,
     DOT4_WIDE: DOT4_WIDE_TEXT,
+    DOT4_CODES: DOT4_CODES_TEXT,
     DOT4_MIXED: DOT4_MIXED_TEXT,
     "mul_high_rounded_i32": HIGH_TEXT,
     "mul_high_added_i32": ADDED_TEXT,

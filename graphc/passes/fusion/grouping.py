@@ -23,6 +23,7 @@ from graphc.ir.ops.generic import APART
 from graphc.ir.ops.in_range import EFFECT
 from graphc.passes.analysis import structure
 from graphc.passes.fusion.legality import ANCHORS, Group, Legality, space_of
+from graphc.passes.fusion.movements import is_converted_by_readers
 from graphc.passes.reasons import Reason
 
 CHOICES = 64  # groups that an op with many operands may join
@@ -66,7 +67,7 @@ class Grouping(Legality):
     def join(self, op: Op, refused: dict[Group, Reason]) -> bool:
         """Puts an op into the first group that takes it; whether one does."""
         reason: Reason | None = CHECKED if EFFECT in op.defn.traits else None
-        if self.widening and structure.is_widening(op):
+        if is_converted_by_readers(op, self.widening):
             reason = reason or CONVERTED
         for group in self.candidates(op):
             why_not = reason or self.why_not_join(op, group)

@@ -15,7 +15,12 @@ from graphc.ir.infer import op_body
 from graphc.ir.machine import Machine
 from graphc.passes.analysis import structure
 from graphc.passes.fusion.merge import results_of
-from graphc.passes.fusion.movements import is_for_readers, is_only_read_by, is_scalar
+from graphc.passes.fusion.movements import (
+    is_converted_by_readers,
+    is_for_readers,
+    is_only_read_by,
+    is_scalar,
+)
 from graphc.passes.reasons import Reason
 from graphc.records import dataclass
 
@@ -393,7 +398,7 @@ class Legality:
         """Why computing another group's values where they are read repeats too much work."""
         last = other.ops[-1]
         pure = all(is_for_readers(m, self.widening) for m in other.ops)
-        if self.widening and structure.is_widening(op):
+        if is_converted_by_readers(op, self.widening):
             text = "{} is a conversion, which its readers do; {} is not, and is stored"
             return None if pure else Reason(text, op, last)
         at_own_index = all(structure.pointwise(op, n) for n in self.read_operands(op, other))

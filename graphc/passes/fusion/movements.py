@@ -9,11 +9,15 @@ result, are left alone.
 
 from __future__ import annotations
 
+import math
+
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.ops.generic import APART
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.facts import is_pointwise
 from graphc.passes.manager.context import Context
+
+FEW = 2  # reads of an element, for each of which it is converted
 
 
 def is_for_readers(op: Op, widening: bool) -> bool:
@@ -22,13 +26,38 @@ def is_for_readers(op: Op, widening: bool) -> bool:
     are made of nothing, and mostly for types alone."""
     if structure.is_movement(op) or op.outputs[0].known is not None:
         return True
-    return (widening or _is_of_constant(op)) and structure.is_widening(op)
+    return _is_of_constant(op) or is_converted_by_readers(op, widening)
+
+
+def is_converted_by_readers(op: Op, widening: bool) -> bool:
+    """Whether an op is a conversion of what changes from run to run that readers do themselves."""
+    return structure.is_widening(op) and (widening or _is_read_by_few_products(op.output))
+
+
+def _is_read_by_few_products(value: Value, movements: int = 2) -> bool:
+    """Whether sums of products alone read a value, directly or moved, an element up to FEW times
+    each."""
+    return bool(value.uses) and all(_reads_few(user, value, movements) for user in value.users)
+
+
+def _reads_few(op: Op, value: Value, movements: int) -> bool:
+    if not structure.has_body(op) or len(op.outputs) != 1 or not value.is_static:
+        return False
+    if structure.is_movement(op):
+        same = op.output.is_static and op.output.tensor.size == value.tensor.size
+        return same and movements > 0 and _is_read_by_few_products(op.output, movements - 1)
+    if not structure.is_contraction(op) or not op.output.is_static:
+        return False
+    summed = math.prod(axis.count for r in structure.reductions(op) for axis in r.axes)
+    return op.output.tensor.size * summed <= FEW * value.tensor.size
 
 
 def _is_of_constant(op: Op) -> bool:
     """Whether an op only converts a constant of floats."""
     value = op.inputs[0] if len(op.inputs) == 1 else None
-    return value is not None and value.constant is not None and value.tensor.dtype.is_float
+    if value is None or value.constant is None or not value.tensor.dtype.is_float:
+        return False
+    return structure.is_widening(op)
 
 
 def is_only_read_by(op: Op, value: Value, region: Region) -> bool:

@@ -15,6 +15,7 @@ from graphc.backends.micro_c.strategies.scalar_tiles import ScalarTiles, TileOpt
 from graphc.backends.micro_c.strategies.winograd import STACK, IntegerWinograd
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies.attention_tiles import AttentionTiles
+from graphc.passes.lower.strategies.block_tiles import BlockTiles
 from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
@@ -23,13 +24,15 @@ FEW, MANY = 12, 24  # general registers
 
 
 def strategies(cpu: str = DEFAULT, goal: str = SPEED.name) -> Sequence[Strategy]:
-    """Attention, register tiles for sums of products, plain loops for everything else, as a goal
-    wants them (goals.py)."""
+    """Attention, block tiles for codes, register tiles for sums of products, plain loops for
+    everything else, as a goal wants them (goals.py)."""
     target = cpu_of(cpu)
     options = small_tiles(target) if goal == SIZE.name else tile_options(target)
     registers = min(FEW, target.registers) if goal == SIZE.name else target.registers
-    attention = RegisterTileOptions(vector_bytes=0, registers=registers)
-    first: list[Strategy] = [AttentionTiles(attention)]
+    scalars = RegisterTileOptions(vector_bytes=0, registers=registers)
+    first: list[Strategy] = [
+        AttentionTiles(scalars), BlockTiles(replace(scalars, registers=2 * registers))
+    ]  # fmt: skip
     if target.vectors:
         first.append(HeliumTiles())
     elif target.has(PAIRS) and goal != SIZE.name:

@@ -33,7 +33,7 @@ from graphc.backends.micro_c.timing.disassembly import (
 from graphc.backends.micro_c.timing.processors import VECTOR, Processor
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Load, walk
-from graphc.ir.instructions import DOT4, DOT4_MIXED, DOT4_WIDE
+from graphc.ir.instructions import DOT4, DOT4_CODES, DOT4_MIXED, DOT4_WIDE
 from graphc.ir.kernel import (
     Alloc,
     Body,
@@ -59,6 +59,7 @@ _DOTS = {
     DOT4: {LOAD: 2, ALU: 4, MAC: 2},
     DOT4_WIDE: {LOAD: 2, MAC: 2},
     DOT4_MIXED: {LOAD: 2, ALU: 2, MAC: 2},
+    DOT4_CODES: {LOAD: 2, ALU: 4, MAC: 2},
 }
 _DOT_BYTES = {LOAD: 8, MAC: 4}
 # of pairs.py: for each of as many turns as the last argument says

@@ -42,6 +42,8 @@ class Codes:
         """What a cache stands for: elements as they are, codes in float32."""
         if self.scale is None:
             return cache
+        if self.bits == 8 and self.scale.tensor.size == 1:
+            return b.DequantizeLinear(cache, b.Reshape(self.scale, np.empty(0, np.int64)))
         if self.bits == 8:
             return b.Mul(b.Cast(cache, to=dtypes.f32.onnx), self.scale)
         codes = b.Cast(_unpacked(b, cache), to=dtypes.f32.onnx)
