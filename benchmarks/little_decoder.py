@@ -31,6 +31,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 RUNTIME = "com.microsoft"
 BLOCK = 32
+FIRST, LONGEST = 100, 16  # of drawn words: how many end others, and letters of one
 KEY_SCALE, VALUE_SCALE = 1 / 12, 1 / 24  # of the cache: what drawn weights give, with room
 
 
@@ -183,9 +184,9 @@ def tokenizer(name: str, seed: int = 0) -> dict:
     known = dict.fromkeys([*words, *letters])
     parts, merges = letters[:27], []
     while len(known) < SHAPES[name].words:
-        left, right = (parts[n] for n in random.integers(0, len(parts), 2))
+        left, right = (parts[n] for n in random.integers(0, [len(parts), min(len(parts), FIRST)]))
         made = left + right
-        if made in known or right.startswith("\u2581") or len(made) > 8:
+        if made in known or right.startswith("\u2581") or len(made) > LONGEST:
             continue
         known[made] = None
         parts.append(made)

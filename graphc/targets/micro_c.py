@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from graphc.report.profile import Logged
     from graphc.runtime.plans import Executable
 
-CPUS = ("generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "rv32")
+CPUS = (
+    "generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "cortex-m52",
+    "cortex-m85", "rv32",
+)  # fmt: skip
 GOALS = ("speed", "fastest", "size")
 PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
 CHIPS = ("stm32l4r5", "nrf5340", "stm32u575", "stm32h7a3")

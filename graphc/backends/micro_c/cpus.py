@@ -35,6 +35,7 @@ class Cpu(Machine):
 
 DEFAULT = "generic"  # suits Cortex-M4 and M7, and runs everywhere
 HARD = ("-mthumb", "-mfloat-abi=hard")
+MVE = ("-march=armv8.1-m.main+mve.fp+fp.dp", *HARD)  # older compilers know no -mcpu of these
 ARM: dict[str, Any] = {"registers": 13, "instructions": frozenset({PAIRS})}
 CPUS = {
     cpu.name: cpu
@@ -45,6 +46,8 @@ CPUS = {
         Cpu("cortex-m7", ("-mcpu=cortex-m7", *HARD, "-mfpu=fpv5-d16"), **ARM),
         Cpu("cortex-m33", ("-mcpu=cortex-m33", *HARD, "-mfpu=fpv5-sp-d16"), **ARM),
         Cpu("cortex-m55", ("-mcpu=cortex-m55", *HARD), 3.0, vector_bytes=HELIUM_BYTES, **ARM),
+        Cpu("cortex-m52", MVE, 3.0, vector_bytes=HELIUM_BYTES, **ARM),
+        Cpu("cortex-m85", MVE, 3.0, vector_bytes=HELIUM_BYTES, **ARM),
         Cpu("rv32", ("-march=rv32imc", "-mabi=ilp32"), 3.8, registers=26),
     )
 }

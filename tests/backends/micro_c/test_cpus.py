@@ -91,3 +91,16 @@ def test_documents_name_the_processor():
     files = bundle(micro_program(floats()[0], "cortex-m7"), BundleOptions("net", cpu="cortex-m7"))
     assert json.loads(files["report.json"])["cpu"] == "cortex-m7"
     assert "`-mcpu=cortex-m7 " in files["README.md"]
+
+
+@pytest.mark.parametrize("cpu", ["cortex-m52", "cortex-m85"])
+def test_others_with_vectors_run_what_the_m55_does(cpu):
+    """There is no emulator of these: their kernels are the M55's to the letter."""
+    case, _, _ = floats()
+    texts = [model_text(micro_program(case, name), name) for name in (cpu, "cortex-m55")]
+    assert texts[0] == texts[1] and "vld" in texts[0]
+
+
+def model_text(program, cpu):
+    options = BundleOptions(name="net", cpu=cpu)
+    return bundle(program, options)["net.c"]

@@ -15,9 +15,12 @@ from graphc.backends.micro_c.timing.counting import tool
 from graphc.errors import InternalError
 
 OPTIMISATION = "-O2"
-# What the code of a processor runs on: a Cortex-M4 takes that of a Cortex-M0+.
+# What the code of a processor runs on: a Cortex-M4 takes that of a Cortex-M0+, an M55 that of
+# others with its vectors.
 EMULATED = {board.cpu: board for board in BOARDS.values()}
 EMULATED["cortex-m0plus"] = replace(EMULATED["cortex-m4"], cpu="cortex-m0plus")
+for _cpu in ("cortex-m52", "cortex-m85"):
+    EMULATED[_cpu] = replace(EMULATED["cortex-m55"], cpu=_cpu)
 
 
 def code_bytes(model: Model) -> int | None:

@@ -18,7 +18,9 @@ from graphc.backends.micro_c.timing.disassembly import Instruction, read_disasse
 from graphc.errors import InternalError, UnsupportedError
 
 TIMEOUT = 600  # seconds of emulation
-DISASSEMBLING = {"cortex-m55": ("-m", "armv8.1-m.main")}  # else its vectors are unknown
+DISASSEMBLING = dict.fromkeys(
+    ("cortex-m52", "cortex-m55", "cortex-m85"), ("-m", "armv8.1-m.main")
+)  # else their vectors are unknown
 
 
 @dataclass(frozen=True)

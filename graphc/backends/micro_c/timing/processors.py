@@ -10,7 +10,7 @@ larger where no board confirmed that. No number depends on a model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphc.backends.micro_c.timing.disassembly import (
     BRANCH,
@@ -133,6 +133,16 @@ _FLOATS = frozenset((FLOAT, FMUL, FMA, FDIV))
 # Floats without a unit for them are functions of libgcc: about so many cycles each, for estimates.
 _CALLED = {FLOAT: 100, FMUL: 105, FMA: 205, FDIV: 300}
 
+_M55 = Processor(
+    {DIV: 8, FDIV: 14, VALU: 2, VMAC: 2, VLOAD: 2, VSTORE: 2},
+    {LOAD: 2, MUL: 2, MAC: 2, LONG: 2, FLOAT: 2, FMUL: 3, FMA: 4, VLOAD: 3, VMAC: 3},
+    taken=2,
+    jumped=3,
+    pairs=True,
+    narrow_pairs=True,
+    beats=True,
+    single=(MEMORY, _PRODUCTS, _FLOATS | VECTOR, FLOW),
+)
 PROCESSORS = {
     "cortex-m0plus": Processor({LOAD: 2, STORE: 2, **_CALLED}, taken=1, jumped=1,
                                error=0.3),  # fmt: skip
@@ -149,11 +159,9 @@ PROCESSORS = {
         {DIV: 6, FMA: 3, FDIV: 14}, {LOAD: 2, FLOAT: 2, FMUL: 2, FMA: 4}, taken=2, jumped=3,
         error=0.15,
     ),
-    "cortex-m55": Processor(
-        {DIV: 8, FDIV: 14, VALU: 2, VMAC: 2, VLOAD: 2, VSTORE: 2},
-        {LOAD: 2, MUL: 2, MAC: 2, LONG: 2, FLOAT: 2, FMUL: 3, FMA: 4, VLOAD: 3, VMAC: 3},
-        taken=2, jumped=3, pairs=True, narrow_pairs=True, beats=True,
-        single=(MEMORY, _PRODUCTS, _FLOATS | VECTOR, FLOW),
-    ),
+    "cortex-m55": _M55,
+    # of these no compiler tells the cycles: they are taken for the M55
+    "cortex-m52": replace(_M55, error=0.8),
+    "cortex-m85": replace(_M55, error=0.8),
     "rv32": Processor({DIV: 32, **_CALLED}, {LOAD: 2, MUL: 2}, taken=2, jumped=2),
 }  # fmt: skip
