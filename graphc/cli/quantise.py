@@ -36,7 +36,8 @@ Convolutions and matrix products with constant weights become integer, with a sc
 channel, and so do sums, pools, moves and activations between them. An LSTM becomes ONNX Runtime's
 DynamicQuantizeLSTM; weights of GRU and RNN are stored in 8 bits. What stands between matrix
 products (softmax, normalisations, residual sums) stays float. With --integers everything that has
-an integer form becomes integer, and inputs and outputs are int8: that is for microcontrollers.
+an integer form becomes integer, recurrent layers included, and inputs and outputs are int8: that is
+for microcontrollers.
 
 The table shows, for each layer, how far its result is from the float model's: SQNR is the ratio of
 signal to quantisation noise in dB (20 dB: an error of 10 %; 40 dB: 1 %), all layers before it

@@ -170,6 +170,35 @@ def test_the_interpreter_agrees_after_fusion(seed):
         assert compare(f"output {n}", a, b).within(2e-5)
 
 
+def test_what_a_product_reads_is_computed_once_though_its_epilogue_reads_it_too():
+    """Two slices of one map: one is multiplied, the other mixed with the result (a GRU's step)."""
+    w = floats(rng(), 8, 8)
+
+    def step(b, both, h):
+        z, r = b.Split(b.Sigmoid(both), np.array([8, 8]), axis=1, outputs=2)
+        return b.Add(b.Mul(z, h), b.MatMul(b.Mul(r, h), w))
+
+    graph, given = build(step, both=floats(rng(1), 1, 16), h=floats(rng(2), 1, 8))
+    found = groups(optimise(clone_graph(graph)))
+    assert not any("MatMul" in names and "Sigmoid" in names for names in found)
+    check(graph, given)
+
+
+@pytest.mark.parametrize(("rows", "stored"), [(1, False), (2, False), (3, True)])
+def test_bytes_that_products_read_hardly_twice_are_converted_there(rows, stored):
+    codes = rng().integers(-128, 128, (6, 8)).astype(np.int8)
+
+    def product(b, x, codes):
+        real = b.DequantizeLinear(b.Neg(codes), np.float32(0.5))
+        return b.MatMul(x, b.Transpose(real, perm=(1, 0)))
+
+    graph, given = build(product, x=floats(rng(1), rows, 8), codes=codes)
+    found = groups(optimise(clone_graph(graph)))
+    together = [names for names in found if {"Neg", "DequantizeLinear"} <= {*names}]
+    assert bool(together) == stored
+    check(graph, given)
+
+
 def test_what_is_read_at_two_places_is_not_computed_twice_again_and_again():
     def doubled(b, x):
         for seed in range(40):
