@@ -2,7 +2,7 @@
 
     dot4(sum, a, w, centre)             sum += (a[0] - centre) * w[0] + ... + (a[3] - centre) * w[3]
     dot4_wide(sum, a, w)                sum += a[0] * w[0] + ... + a[3] * w[3]
-    dot4_mixed(sum, a, w)               as dot4_wide, where w holds the weights of a[0], a[2], a[1], a[3]
+    dot4_mixed(sum, a, w)               as dot4_wide, with the weights of a[0], a[2], a[1], a[3]
     dot4_codes(sum, a, w, shift, bits)  sum += a[0] * c(w[0]) + ... + a[3] * c(w[3]), where c(x) are
                                         the `bits` bits of x from bit `shift` on
     transpose(tile, side)               tile[r * side + c] and tile[c * side + r] change places
@@ -14,8 +14,8 @@
 elements (of dot4 `a` int8 or uint8 and `w` int8, of dot4_wide both int16, of dot4_mixed `a` int16
 and `w` int8, of dot4_codes `a` int8 and `w` uint8), `centre` is a constant within -256..255,
 `shift` and `bits` are constants whose sum is at most 8. Elements of int16 begin at multiples of 4
-bytes, but for those of dot4_mixed. In a vector loop every lane has a sum and four elements of `w` of
-its own. `tile` is a load of the first element of a local array of `side * side`, which stands
+bytes, but for those of dot4_mixed. In a vector loop every lane has a sum and four elements of `w`
+of its own. `tile` is a load of the first element of a local array of `side * side`, which stands
 outside of vector loops.
 """
 

@@ -43,7 +43,6 @@ from graphc.ir.instructions import DOT4, DOT4_CODES, DOT4_MIXED, DOT4_WIDE, mean
 from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_body, map_nested
 
 DOT16, SUM16 = "dot16", "sum16"
-CENTRED = (DOT4, DOT4_SPREAD)  # whose functions are one for each type of activations
 HIGH = "mul_high_rounded"
 CALLED = {"clamp": "limit_i32", HIGH: "mul_high_rounded_i32"}
 
@@ -364,7 +363,7 @@ class MicroPrinter(VectorPrinter):
             raise self.fail(f"instruction {stmt.name} has no meaning in C")
         total, a, w, *numbers = stmt.args
         assert isinstance(total, Load) and isinstance(a, Load) and isinstance(w, Load)
-        function = f"{stmt.name}_{a.dtype}" if stmt.name in CENTRED else stmt.name
+        function = f"{stmt.name}_{a.dtype}" if stmt.name == DOT4 else stmt.name
         self.functions.add(function)
         with self.scope(*a.index, *w.index):
             places = [f"&{self.place(self.buffer(x.source), x.index)}" for x in (a, w)]

@@ -166,7 +166,7 @@ def test_the_bundle_of_its_own_test(tmp_path):
 def test_pairs_are_multiplied():
     code = code_of(layer("LSTM", steps=2))
     assert "FixedOutput" in code and "float" not in code.split("FixedOutput")[0]
-    assert "dot4_mixed(v" in code and "dot4_i8(v" in code
+    assert "dot4_mixed(v" in code and "dot_2x2(&v" in code
 
 
 def test_a_reset_state_is_stored_before_it_is_multiplied():

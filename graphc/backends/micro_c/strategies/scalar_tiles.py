@@ -72,8 +72,8 @@ class ScalarTiles(Scheduled["_Operands"]):
     """Sums of products in tiles of scalars.
 
     tile(rows, R) tile(columns, C)   so many sums at a time
-    tensorize(dot4, T)               products of bytes, T instructions in a row; dot4_mixed: of int16
-                                     and bytes
+    tensorize(dot4, T)               products of bytes, T instructions in a row; dot4_mixed: of
+                                     int16 and bytes
     unroll(depth, T, W)              T steps of a long sum in a row; all of a sum of at most W
     """
 
