@@ -6,8 +6,11 @@ Both calibrate on the same samples and are judged on others, against the float m
 drawn from a standard normal distribution, or, if an int8 model lies beside (NAME_int8_qdq.onnx for
 NAME_f32.onnx), from a normal one that fits the range of its input; token numbers are uniform. ONNX
 Runtime's is its best result over min-max, percentile and entropy ranges, int8 and uint8
-activations, in QDQ format with a scale per channel, after its own preprocessing. Its models run in
-ONNX Runtime; graphc's in ONNX Runtime and graphc.
+activations, in QDQ format with a scale per channel, after its own preprocessing; for models with an
+LSTM, which that leaves float, also of its dynamic quantiser, over int8 and uint8 weights, a scale
+per channel or not, of all operators or of the LSTM alone. Its models run in ONNX Runtime; graphc's
+in ONNX Runtime and graphc. Where ONNX Runtime's sums of products of bytes saturate
+(tests/saturation.py), its sessions are those in which they do not.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import io
 import json
 import logging
 import math
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +33,9 @@ import onnxruntime as ort
 
 import graphc
 from graphc.quantisation.measuring import Comparison
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from saturation import exact_session  # noqa: E402
 
 METHODS = ("MinMax", "Percentile", "Entropy")
 TYPES = ("QInt8", "QUInt8")
@@ -128,11 +135,39 @@ def baseline(path: str, calibrating: list[dict], judging: list[dict]) -> dict[st
                         calibrate_method=getattr(CalibrationMethod, method),
                         activation_type=getattr(QuantType, type), weight_type=QuantType.QInt8,
                     )  # fmt: skip
-                    made = session(out)
-                    run = lambda x, made=made: made.run(None, x)  # noqa: E731
-                    found[f"{method} {type}"] = judged(path, run, judging).decibels()
+                    found[f"{method} {type}"] = judged_model(path, out, judging)
                 except Exception as error:
                     print(f"  {method} {type}: {str(error)[:100]}")
+        if any(node.op_type == "LSTM" for node in onnx.load(ready).graph.node):
+            found |= dynamic(path, ready, judging)
+    return found
+
+
+def judged_model(path: str, quantised: str, judging: list[dict]) -> float:
+    """A quantised model in ONNX Runtime against the float one, in dB."""
+    made = exact_session(onnx.load(quantised))
+    return judged(path, lambda x: made.run(None, x), judging).decibels()
+
+
+def dynamic(path: str, ready: str, judging: list[dict]) -> dict[str, float]:
+    """ONNX Runtime's dynamic quantiser with each of its settings: dB by setting."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        out = f"{folder}/q.onnx"
+        for types in (None, ["LSTM"]):
+            for weights in TYPES:
+                for per_channel in (False, True):
+                    quantize_dynamic(
+                        ready, out, op_types_to_quantize=types, per_channel=per_channel,
+                        weight_type=getattr(QuantType, weights),
+                    )  # fmt: skip
+                    made = {node.op_type for node in onnx.load(out).graph.node}
+                    if "DynamicQuantizeLSTM" not in made:
+                        continue  # the recurrent layers stay float
+                    setting = f"dynamic {types or 'all'} {weights} {per_channel}"
+                    found[setting] = judged_model(path, out, judging)
     return found
 
 
@@ -148,7 +183,7 @@ def measure(path: str, args: argparse.Namespace, known: dict[str, Any]) -> dict[
     start = time.process_time()
     quantised = graphc.quantise(path, calibrating, **json.loads(args.options))
     row["seconds"] = time.process_time() - start
-    made = session(quantised.to_onnx().SerializeToString())
+    made = exact_session(quantised.to_onnx())
     row["theirs"] = judged(path, lambda x: made.run(None, x), judging).decibels()
     compiled = graphc.compile(quantised.graph)
     row["own"] = judged(path, compiled.run, judging).decibels()

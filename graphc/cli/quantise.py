@@ -84,6 +84,9 @@ def add(commands: Any) -> None:
         help="integers wherever there is an integer form, and as inputs and outputs")  # fmt: skip
     add("--float", metavar="LAYER", action="append", default=[],
         help="leave this layer float; repeatable")  # fmt: skip
+    add("--every-layer", action="store_true",
+        help="quantise output layers of at most 1 %% of the model too (default: they stay float "
+        "where that brings the outputs nearer to the float model's by 0.5 dB)")  # fmt: skip
     add("--keep-accuracy", metavar="SHARE", type=_share,
         help="leave so many layers float that this share of the float model's accuracy is kept: of "
         "its answers, or with --labels of its right ones (0.99, for instance)")  # fmt: skip
@@ -141,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
             whole=args.integers,
             samples=args.samples,
             left_out=args.float,
+            every_layer=args.every_layer,
             keep_accuracy=args.keep_accuracy,
             mixture=args.mixture,
             equalise=not args.no_equalise,

@@ -34,6 +34,7 @@ class Options:
     mixture: Sequence[str] = ()
     equalise: bool = True
     embeddings: str = "float"
+    every_layer: bool = False
 
     @property
     def base(self) -> str:
@@ -48,6 +49,12 @@ class Options:
         if self.mixture:
             return levels.checked(self.mixture)
         return (self.base, levels.FLOAT)
+
+    @property
+    def may_leave_outputs(self) -> bool:
+        """Whether small output layers may stay float though nobody named them."""
+        searched = self.keep_accuracy is not None or self.limits is not None
+        return self.base in levels.INTEGER and not (self.whole or self.every_layer or searched)
 
     @property
     def bytes(self) -> str:

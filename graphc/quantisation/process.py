@@ -26,6 +26,7 @@ from graphc.quantisation.measuring import Comparison, decibels
 from graphc.quantisation.mixtures import Switchable, by_noise, cheapest, multiplications
 from graphc.quantisation.open_types import take_back, types_between
 from graphc.quantisation.options import Note, Options
+from graphc.quantisation.output_layers import GAIN, small_output_layers
 from graphc.quantisation.recurrent import RecurrentLayer, recurrent_layers
 from graphc.quantisation.results import LayerReport, Quantised
 from graphc.quantisation.rewriting import Assigned, Switches
@@ -95,7 +96,7 @@ class Process:
         if self.options.equalise and self.options.base in INTEGER:
             self.calibration = self._calibrated(self._equalised(self.calibration.graph))
         self.calibration.prepare(allowed)
-        built = self._measured(self._at_base())
+        built = self._with_float_outputs(self._measured(self._at_base()))
         levels = dict(built.levels)
         if self.options.keep_accuracy is not None:
             self.note("measuring the sensitivity of layers")
@@ -116,6 +117,19 @@ class Process:
         for each in self.calibration.recurrent:
             found[each.name] = "int8" if base in INTEGER else FLOAT
         return found
+
+    def _with_float_outputs(self, built: _Built) -> _Built:
+        """The model with small output layers float, if that brings the outputs nearer and nothing
+        else decides about levels."""
+        if not self.options.may_leave_outputs:
+            return built
+        names = small_output_layers(self.calibration.graph)
+        names = [name for name in names if built.levels.get(name, FLOAT) != FLOAT]
+        if not names:
+            return built
+        other = self._measured({**built.levels, **dict.fromkeys(names, FLOAT)})
+        gain = other.comparison.decibels() - built.comparison.decibels()
+        return other if gain >= GAIN else built
 
     def _levels_of(self, layer: Layer | RecurrentLayer, allowed: Sequence[str]) -> list[str]:
         """Those of some levels that a layer can have."""

@@ -35,6 +35,7 @@ def quantise(
     equalise: bool = True,
     embeddings: str = "float",
     left_out: Sequence[str] = (),
+    every_layer: bool = False,
     keep_accuracy: float | None = None,
     mixture: Sequence[str] = (),
     labels: Any = None,
@@ -62,8 +63,10 @@ def quantise(
     are chosen:
     "minmax", "percentile", "mse" or "entropy". With `whole`, every operator with an integer form is
     quantised, and inputs and outputs are integers: what microcontrollers want. Layers named in
-    `left_out` stay float. With `equalise`, channels of small range are scaled up where they are
-    made, and down where they are read, if that brings the outputs nearer to the float model's.
+    `left_out` stay float. So do, unless `every_layer` or `whole` is asked for, output layers of at
+    most 1 % of the weights and of the multiplications, where that brings 0.5 dB or more. With
+    `equalise`, channels of small range are scaled up where they are made, and down where they are
+    read, if that brings the outputs nearer to the float model's.
 
     With `keep_accuracy`, a share, so many more layers stay float that the model agrees with the
     float one on the largest element of that share of rows; or, with `labels` (a class for each row
@@ -81,7 +84,7 @@ def quantise(
     whole = whole or limits is not None
     options = Options(
         calibration, activations, whole, samples, left_out, keep_accuracy, classes, limits, weights,
-        mixture, equalise, embeddings,
+        mixture, equalise, embeddings, every_layer,
     )  # fmt: skip
     graph = prepared(source, shapes=shapes, dims=dims, values=values)
     if limits is not None and graph.symbols:
