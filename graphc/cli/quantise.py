@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 METHODS = ("mse", "minmax", "percentile", "entropy")
 TYPES = ("int8", "uint8", "int16")
 EMBEDDINGS = ("float", "int8")
+SCALES = ("channel", "tensor")
 
 SUMMARY = """\
 Quantises a float model after training: to 8 bits, as standard QDQ ONNX, which ONNX Runtime runs as
@@ -78,6 +79,9 @@ def add(commands: Any) -> None:
     add("--embeddings", choices=EMBEDDINGS, default="float",
         help="int8: tables of embeddings in 8 bits, with a scale for each row, a quarter of their "
         "bytes (default: %(default)s)")  # fmt: skip
+    add("--scales", choices=SCALES, default="channel",
+        help="of int8 weights of matrix products: one for each output channel, or one for all, "
+        "which saves 4 bytes a channel, and is less accurate (default: %(default)s)")  # fmt: skip
     add("--no-equalise", action="store_true",
         help="do not scale channels between layers (default: where that helps)")  # fmt: skip
     add("--integers", action="store_true",
@@ -149,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
             mixture=args.mixture,
             equalise=not args.no_equalise,
             embeddings=args.embeddings,
+            scales=args.scales,
             ram=args.ram,
             flash=args.flash,
             cpu=args.cpu,

@@ -120,7 +120,9 @@ class Calibration:
         for layer, moments in self._each_with_moments(layers):
             for level in integer:
                 step = parameters[level][self.choice.groups[layer.data]].scale
-                self.weights[level][layer.name] = rounded(layer, moments, step)
+                self.weights[level][layer.name] = rounded(
+                    layer, moments, step, self.options.scales == "tensor"
+                )  # fmt: skip
             if "int4" in levels and four_bits.fits(layer) and moments is not None:
                 self.stored["int4"][layer.name] = four_bits.rounded(layer, moments)
 

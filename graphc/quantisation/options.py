@@ -15,6 +15,7 @@ from graphc.quantisation.budgets import Limits
 TYPES = {"int8": dtypes.i8, "uint8": dtypes.u8, "int16": dtypes.i16}
 WEIGHTS = ("int8", "int4", "float16")
 EMBEDDINGS = ("float", "int8")
+SCALES = ("channel", "tensor")
 Note = Callable[[str], None]
 
 
@@ -35,6 +36,7 @@ class Options:
     equalise: bool = True
     embeddings: str = "float"
     every_layer: bool = False
+    scales: str = "channel"
 
     @property
     def base(self) -> str:
@@ -68,6 +70,8 @@ class Options:
         if self.embeddings not in EMBEDDINGS:
             known = ", ".join(EMBEDDINGS)
             raise ModelError(f"embeddings must be one of {known}, found {self.embeddings!r}")
+        if self.scales not in SCALES:
+            raise ModelError(f"scales must be one of {', '.join(SCALES)}, found {self.scales!r}")
         if self.weights == "float16" and self.embeddings != "float":
             raise ModelError(
                 "weights of float16 are for all constants, tables of embeddings among them: leave "

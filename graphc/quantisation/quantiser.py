@@ -34,6 +34,7 @@ def quantise(
     samples: int | None = None,
     equalise: bool = True,
     embeddings: str = "float",
+    scales: str = "channel",
     left_out: Sequence[str] = (),
     every_layer: bool = False,
     keep_accuracy: float | None = None,
@@ -55,18 +56,18 @@ def quantise(
     file or of a folder of such files, arrays by the names of inputs whose first axes count samples,
     a list of inputs by name, or a function that gives an iterator over these.
 
-    Weights become int8 with a scale per output channel, what layers read `activations`: "int8",
-    "uint8" or "int16". With `weights` "int4", those of matrix products become int4 with a scale for
+    Weights become int8 with a scale per output channel, or with `scales` "tensor" one for all
+    channels of a matrix product; what layers read becomes `activations`: "int8", "uint8" or
+    "int16". With `weights` "int4", those of matrix products become int4 with a scale for
     32 of them, and all else stays float; with "float16" all constants of two dimensions or more are
     stored as that, and what is computed stays float32. With `embeddings` "int8", tables of which a
     Gather chooses rows are stored in 8 bits, with a scale for each row. `calibration` is how ranges
-    are chosen:
-    "minmax", "percentile", "mse" or "entropy". With `whole`, every operator with an integer form is
-    quantised, and inputs and outputs are integers: what microcontrollers want. Layers named in
-    `left_out` stay float. So do, unless `every_layer` or `whole` is asked for, output layers of at
-    most 1 % of the weights and of the multiplications, where that brings 0.5 dB or more. With
-    `equalise`, channels of small range are scaled up where they are made, and down where they are
-    read, if that brings the outputs nearer to the float model's.
+    are chosen: "minmax", "percentile", "mse" or "entropy". With `whole`, every operator with an
+    integer form is quantised, and inputs and outputs are integers: what microcontrollers want.
+    Layers named in `left_out` stay float. So do, unless `every_layer` or `whole` is asked for,
+    output layers of at most 1 % of the weights and of the multiplications, where that brings 0.5 dB
+    or more. With `equalise`, channels of small range are scaled up where they are made, and down
+    where they are read, if that brings the outputs nearer to the float model's.
 
     With `keep_accuracy`, a share, so many more layers stay float that the model agrees with the
     float one on the largest element of that share of rows; or, with `labels` (a class for each row
@@ -84,7 +85,7 @@ def quantise(
     whole = whole or limits is not None
     options = Options(
         calibration, activations, whole, samples, left_out, keep_accuracy, classes, limits, weights,
-        mixture, equalise, embeddings, every_layer,
+        mixture, equalise, embeddings, every_layer, scales,
     )  # fmt: skip
     graph = prepared(source, shapes=shapes, dims=dims, values=values)
     if limits is not None and graph.symbols:

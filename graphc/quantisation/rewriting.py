@@ -212,8 +212,7 @@ def _put_weights(graph: Graph, layer: Layer, weights: Weights, data: Parameters)
 
 def _real_weights(b: Builder, layer: Layer, weights: Weights) -> Value:
     scales = weights.scales.astype(np.float32)
-    zeros = np.zeros(len(scales), weights.integers.dtype)
-    return b.DequantizeLinear(b.constant(weights.integers), scales, zeros, axis=layer.axis)
+    return _dequantised(b, weights.integers, scales, layer.axis)
 
 
 def _bias_place(layer: Layer) -> tuple[Op, int] | None:
@@ -232,7 +231,15 @@ def _real_bias(b: Builder, layer: Layer, weights: Weights, data: Parameters) -> 
         return b.constant(weights.bias.astype(np.float32).reshape(shape))
     units = weights.scales.astype(np.float32) * np.float32(data.scale)
     whole = np.clip(np.rint(weights.bias / units), -LARGEST, LARGEST).astype(np.int32)
-    return b.DequantizeLinear(whole, units, np.zeros(len(units), np.int32), axis=0)
+    return _dequantised(b, whole, units, 0)
+
+
+def _dequantised(b: Builder, integers: np.ndarray, scales: np.ndarray, axis: int) -> Value:
+    """Integers in floats, with a scale along an axis: one for all where they are equal."""
+    zeros = np.zeros(len(scales), integers.dtype)
+    if (scales == scales[0]).all():
+        return b.DequantizeLinear(b.constant(integers), b.constant(scales[0]), b.constant(zeros[0]))
+    return b.DequantizeLinear(b.constant(integers), scales, zeros, axis=axis)
 
 
 def _set(op: Op, number: int, value: Value) -> None:

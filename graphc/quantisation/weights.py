@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphc.quantisation import rounding
-from graphc.quantisation.layers import Layer
+from graphc.quantisation.layers import PRODUCTS, Layer
 from graphc.quantisation.moments import Moments
 from graphc.quantisation.rewriting import Weights
 
@@ -13,29 +13,33 @@ LARGEST = 127  # of int8 weights, which are symmetric
 LARGEST_BIAS = 1 << 29  # in units of a sum, which is of 32 bits
 
 
-def rounded(layer: Layer, moments: Moments | None, step: float) -> Weights:
+def rounded(layer: Layer, moments: Moments | None, step: float, sharing: bool = False) -> Weights:
     """The integers of a layer's weights, for data in units of `step`. The bias, if the layer can
     have one, makes up for what they change in the mean; so only what departs from the mean counts
-    in rounding. A channel of small weights and a large bias has a scale in which the bias fits."""
+    in rounding. A channel of small weights and a large bias has a scale in which the bias fits.
+    With `sharing`, all channels of a matrix product have the largest scale."""
     rows, bias = rows_of(layer), bias_of(layer)
-    least = np.full(len(rows), 0.0) if bias is None else np.abs(bias) / (step * LARGEST_BIAS)
-    if moments is None:
-        scales = np.maximum(rounding.scales_of(rows, LARGEST), least)
-        return _as_weights(layer, rounding.nearest(rows, scales, LARGEST), scales, bias)
     has_bias = bias is not None or layer.op.name != "MatMul"
-    seconds, groups = moments.estimated(has_bias), len(moments.sums)
-    integers, scales = np.empty(rows.shape), np.empty(len(rows))
-    each = len(rows) // groups
-    for group in range(groups):
-        part = slice(group * each, (group + 1) * each)
-        own = rounding.scales_of(rows[part], LARGEST, seconds[group])
-        scales[part] = np.maximum(own, least[part])
-        integers[part] = rounding.with_feedback(rows[part], scales[part], LARGEST, seconds[group])
-    if has_bias:
-        lost = rows - integers * scales[:, None]
-        mean = moments.mean_of(lost)
+    groups = [None] if moments is None else list(moments.estimated(has_bias))
+    parts = list(zip(np.split(rows, len(groups)), groups))
+    scales = np.concatenate([rounding.scales_of(part, LARGEST, own) for part, own in parts])
+    if bias is not None:
+        scales = np.maximum(scales, np.abs(bias) / (step * LARGEST_BIAS))
+    if sharing and layer.op.name in PRODUCTS:
+        scales = np.full(len(rows), scales.max())
+    steps = np.split(scales, len(groups))
+    integers = np.concatenate([_integers(*part, own) for part, own in zip(parts, steps)])
+    if has_bias and moments is not None:
+        mean = moments.mean_of(rows - integers * scales[:, None])
         bias = mean if bias is None else bias + mean
     return _as_weights(layer, integers, scales, bias)
+
+
+def _integers(rows: np.ndarray, seconds: np.ndarray | None, scales: np.ndarray) -> np.ndarray:
+    """The integers of rows of weights, with a scale for each, for data of these moments."""
+    if seconds is None:
+        return rounding.nearest(rows, scales, LARGEST)
+    return rounding.with_feedback(rows, scales, LARGEST, seconds)
 
 
 def _as_weights(

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from saturation import exact_session
 
 import graphc
+from graphc.errors import ModelError
 from graphc.quantisation.measuring import Comparison
 
 RNG = np.random.default_rng(0)
@@ -229,3 +230,35 @@ def test_a_large_bias_beside_small_weights_fits_its_type():
     )  # fmt: skip
     assert np.abs(integers).max() <= 1 << 30
     assert min(ratios(source, graphc.quantise(source, data), data).values()) > 40
+
+
+def test_a_product_may_have_one_scale_for_all_channels():
+    rng = np.random.default_rng(12)
+    weights = rng.standard_normal((24, 6)).astype(np.float32) * (1, 2, 3, 4, 5, 60)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 24])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 6])],
+        [numpy_helper.from_array(weights.astype(np.float32), "w")],
+    )  # fmt: skip
+    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    data = [{"x": rng.standard_normal((3, 24), np.float32)} for _ in range(8)]
+    ratios = {}
+    for scales, count in (("channel", 6), ("tensor", 1)):
+        quantised = graphc.quantise(source, data, scales=scales)
+        made = quantised.to_onnx()
+        integers = next(
+            t
+            for t in made.graph.initializer
+            if t.data_type == TensorProto.INT8 and t.dims[:1] == [24]
+        )
+        (node,) = (n for n in made.graph.node if n.input[0] == integers.name)
+        scale = next(t for t in made.graph.initializer if t.name == node.input[1])
+        assert numpy_helper.to_array(scale).size == count
+        feeds = data[0]
+        (theirs,), (own,) = exact_session(made).run(None, feeds), graphc.compile(made).run(feeds)
+        assert np.allclose(theirs, own, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
+        ratios[scales] = quantised.outputs["y"]
+    assert ratios["tensor"] > 30  # the largest column has as many digits as before
+    with pytest.raises(ModelError, match="channel, tensor"):
+        graphc.quantise(source, data, scales="block")
