@@ -4,6 +4,7 @@ so that the same input gives the same files."""
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -12,8 +13,9 @@ from graphc import __version__
 
 CODE = "Apache-2.0"  # of graphc, whose text generated code is
 CONSTANTS = "LicenseRef-Model"  # the terms of the model, which only its owner knows
-BLOCK = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".ld", ".S")  # /* comments */
-HASH = (".cmake", ".ini", ".properties", ".py", ".yaml", ".yml")  # comments after #
+BLOCK = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".js", ".ld", ".S", ".ts")  # /* such */
+HASH = (".cmake", ".conf", ".ini", ".properties", ".py", ".toml", ".yaml", ".yml")  # after #
+SLASHES = (".ptx", ".rs")  # after //
 HASH_NAMES = ("CMakeLists.txt", "Makefile", "Kconfig")
 
 
@@ -37,7 +39,10 @@ class Provenance:
     @property
     def data(self) -> dict[str, str]:
         """As a report tells it."""
-        return {"graphc": __version__, "model_sha256": self.digest, "options": self.options}
+        return {
+            "licence": CODE, "graphc": __version__, "model_sha256": self.digest,
+            "options": self.options,
+        }  # fmt: skip
 
     def lines(self, licence: str = CODE) -> list[str]:
         """In words, the licence first."""
@@ -53,11 +58,16 @@ class Provenance:
 
     def stamped(self, name: str, text: str) -> str:
         """The text of a file with these lines in a comment at its beginning, if its kind has
-        comments; in Markdown at its end."""
+        comments; in Markdown at its end, in an object of JSON as `made_by`."""
         path = PurePath(name)
         lines = self.lines(CONSTANTS if "_weights" in path.stem else CODE)
         if path.suffix == ".md":
-            return f"{text.rstrip()}\n\n{' '.join(lines[1:2])} `{self.digest}`, `{self.options}`.\n"
+            told = f"{lines[1]} `{self.digest}`, `{self.options}`."
+            return f"{text.rstrip()}\n\n{told}\n\n<!-- {lines[0]} -->\n"
+        if path.suffix == ".json":
+            return json.dumps({**json.loads(text), "made_by": self.data}, indent=1) + "\n"
+        if path.suffix in SLASHES:
+            return "".join(f"// {line}\n" for line in lines) + text
         if path.suffix in BLOCK:
             inner = "\n * ".join(lines).replace("*/", "* /").replace("/*", "/ *")
             return f"/* {inner} */\n{text}"

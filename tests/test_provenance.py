@@ -19,6 +19,9 @@ DIGEST = hashlib.sha256(Path(DIGITS).read_bytes()).hexdigest()
 FLAGS = ["--dim", "N=1", "--target", "c", "--cpu", "cortex-m4"]
 
 
+BINARY = {"weights.bin"}
+
+
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -54,7 +57,13 @@ def test_the_same_again(capsys):
 def test_folders_for_gpus(capsys):
     ok(capsys, "compile", DIGITS, "--dim", "N=1", "--target", "cuda", "-o", "gpu")
     assert DIGEST in Path("gpu/kernels.cu").read_text()
-    done = subprocess.run([sys.executable, "-m", "py_compile", *Path("gpu").glob("*.py")])
+    files = {f: f.read_bytes() for f in Path("gpu").rglob("*") if f.is_file()}
+    told = {f for f, text in files.items() if DIGEST.encode() in text}
+    assert {f.name for f in files if f not in told} <= BINARY | {
+        f.name for f in files if f.suffix == ".cubin"
+    }
+    assert json.loads(files[Path("gpu/plan.json")])["made_by"]["licence"] == "Apache-2.0"
+    done = subprocess.run([sys.executable, "-m", "py_compile", *Path("gpu").rglob("*.py")])
     assert done.returncode == 0
 
 
@@ -65,6 +74,24 @@ def test_files_of_code(capsys, output):
     assert text.startswith("/* SPDX-License-Identifier: Apache-2.0\n") and DIGEST in text
     ok(capsys, "compile", DIGITS, "--dim", "N=1", "-o", "m.gir")  # graphc reads it again
     assert Path("m.gir").read_text().startswith("graph @")
+
+
+@pytest.mark.parametrize(
+    ("library", "beside"),
+    [
+        ("libm.a", {"Cargo.toml", "build.rs", "src/lib.rs", "libm.h"}),
+        ("m.wasm", {"package.json", "index.js", "index.d.ts"}),
+    ],
+)
+def test_packages_around_libraries(capsys, library, beside):
+    platform = ["--triple", "wasm32"] if library.endswith(".wasm") else []
+    Path("p").mkdir()
+    ok(capsys, "compile", DIGITS, "--dim", "N=1", *platform, "-o", f"p/{library}")
+    for name in beside:
+        text = (Path("p") / name).read_text()
+        assert DIGEST in text and "Apache-2.0" in text, name
+    if "package.json" in beside:
+        assert json.loads(Path("p/package.json").read_text())["main"] == "index.js"
 
 
 def test_exported_models_tell_the_version(capsys):

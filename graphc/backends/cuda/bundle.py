@@ -58,15 +58,18 @@ def bundle_files(
     plan, weights = launch_plan(source)
     texts = {"kernels.cu": source.text, **python_files(name, plan)}
     texts |= cpp_files(name, plan, archs, weights)
+    for module in (*sorted(Path(runtime.__file__).parent.glob("*.py")), Path(digests.__file__)):
+        texts[f"{PACKAGE}/{module.name}"] = module.read_text(encoding="utf-8")
+    codes = {
+        f"kernels.{arch}.{form}": machine_code(source.text, arch, form)
+        for arch in archs for form in FORMS
+    }  # fmt: skip
+    texts |= {path: codes.pop(path).decode() for path in list(codes) if path.endswith(".ptx")}
     if provenance is not None:
         texts = {path: provenance.stamped(path, text) for path, text in texts.items()}
+        plan["made_by"] = provenance.data
     files = {"weights.bin": weights, **{path: text.encode() for path, text in texts.items()}}
-    for module in sorted(Path(runtime.__file__).parent.glob("*.py")):
-        files[f"{PACKAGE}/{module.name}"] = module.read_bytes()
-    files[f"{PACKAGE}/digests.py"] = Path(digests.__file__).read_bytes()
-    for arch in archs:
-        for form in FORMS:
-            files[f"kernels.{arch}.{form}"] = machine_code(source.text, arch, form)
+    files |= codes
     read = sorted(file for file in files if file.endswith(READ))
     plan["files"] = dict(zip(read, digests.digests([files[file] for file in read])))
     plan["digest"] = plan_digest(plan)

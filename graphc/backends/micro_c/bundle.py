@@ -15,7 +15,6 @@ program alone.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,15 +97,10 @@ def bundle(program: Program, options: BundleOptions | None = None) -> Files:
 
 def _stamped(files: Files, provenance: Provenance) -> Files:
     """The files, each with what made it."""
-    stamped = {
+    return {
         name: provenance.stamped(name, text) if isinstance(text, str) else text
         for name, text in files.items()
     }
-    for name, text in files.items():
-        if name.endswith("report.json"):
-            made = {**json.loads(text), "made_by": provenance.data}
-            stamped[name] = json.dumps(made, indent=1) + "\n"
-    return stamped
 
 
 def code_files(model: Model) -> Files:
