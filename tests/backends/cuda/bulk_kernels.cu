@@ -218,3 +218,27 @@ extern "C" __global__ void __cluster_dims__(2) both(
     asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
+
+// One warp copies 16 bytes a lane; the mbarrier is told once they are there; another warp reads.
+extern "C" __global__ void copies(const uint32_t *given, uint32_t *out)
+{
+    __shared__ __align__(16) uint32_t words[128];
+    __shared__ uint64_t bar;
+    const int lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        init(&bar, 32);
+        fence_init();
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                     :: "r"(place(words + 4 * lane)), "l"(given + 4 * lane) : "memory");
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
+                     :: "r"(place(&bar)) : "memory");
+        return;
+    }
+    wait(&bar, 0);
+    for (int n = 0; n < 4; ++n) {
+        out[32 * n + lane] = 3 * words[32 * n + 31 - lane];
+    }
+}

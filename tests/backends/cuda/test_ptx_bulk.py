@@ -167,6 +167,38 @@ def test_errors_around_bytes(pattern, other, match):
         copied_bytes(edited("bytes", pattern, other))
 
 
+def copied_by_threads(text=None, order=0):
+    given = np.arange(128, dtype=np.uint32)
+    out = np.zeros(128, np.uint32)
+    kernels = PtxKernels(text or whole_text(), budget=1 << 20)
+    kernels.launch("copies", 1, 64, [read_only(given), written(out)], order=order)
+    return given, out
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_copies_that_arrive_at_an_mbarrier(order):
+    given, out = copied_by_threads(order=order)
+    np.testing.assert_array_equal(out, 3 * given.reshape(4, 32)[:, ::-1].reshape(-1))
+
+
+ARRIVAL = r"cp\.async\.mbarrier\.arrive\.noinc"
+
+
+@pytest.mark.parametrize("pattern, other, match", [
+    (r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p,[^;]*;", "setp.eq.u32 p, 0, 0;",
+     "before its asynchronous copy|never written"),
+    (ARRIVAL + r"[^;]*;", "", "lacks 32 arrivals"),
+    (ARRIVAL + r"(\S*)", r"mbarrier.arrive\1 _,", "asynchronous copy is waited for"),
+    (r"(mbarrier\.init[^;]*), %r\d+;", r"\1, 33;", "lacks 1 arrivals"),
+    (r"(mbarrier\.init[^;]*), %r\d+;", r"\1, 31;", "lacks 31 arrivals is given 32"),
+    (r"bar\.sync\s*0;", "", "whose init no barrier orders|there is no mbarrier"),
+])  # fmt: skip
+def test_errors_around_copies_that_arrive(pattern, other, match):
+    with pytest.raises(PtxFault, match=match):
+        for order in (0, 1):
+            copied_by_threads(edited("copies", pattern, other), order)
+
+
 def test_bytes_that_no_barrier_orders():
     with pytest.raises(PtxFault, match="race"):
         copied_bytes(without("bytes", r"bar\.sync\s*0;", 2))

@@ -18,8 +18,9 @@ MACHINE = (
     "BRANCH", "EXIT", "TRAP", "NOTHING", "LOAD", "STORE", "PARAMETER", "ATOMIC_OPERATION", "COPY",
     "COMMIT_COPIES", "WAIT_COPIES", "LOAD_MATRICES", "STORE_MATRICES", "MMA", "WGMMA",
     "WGMMA_FENCE", "WGMMA_COMMIT", "WGMMA_WAIT", "PROXY_FENCE", "SHUFFLE", "VOTE", "MATCH",
-    "REDUCE", "ACTIVE", "MEET", "BARRIER", "ELECT", "PHASE", "INIT_FENCE", "CLUSTER_ARRIVE",
-    "CLUSTER_WAIT", "BULK_COPY", "BULK_TENSOR", "COMMIT_BULK", "WAIT_BULK", "JOIN", "SPLIT",
+    "REDUCE", "ACTIVE", "MEET", "BARRIER", "ELECT", "PHASE", "ARRIVE_WITH_COPIES", "INIT_FENCE",
+    "CLUSTER_ARRIVE", "CLUSTER_WAIT", "BULK_COPY", "BULK_TENSOR", "COMMIT_BULK", "WAIT_BULK",
+    "JOIN", "SPLIT",
 )  # fmt: skip
 """Instructions that are more than an operation of each lane, in the order of their numbers."""
 TOLERANT = "JOIN"  # from here on results of what was never written are so too

@@ -38,6 +38,15 @@ def _mbarrier(d: Decoder, each: Instruction, parts: list[str]) -> None:
     d.to.emit("PHASE", results, given, PHASES.index(what))
 
 
+def arrival_with_copies(d: Decoder, each: Instruction, parts: list[str]) -> None:
+    """cp.async.mbarrier.arrive.noinc: an arrival once a thread's copies so far are there."""
+    names = [p.split("::")[0] for p in parts[3:]]
+    if names != ["arrive", "noinc", "shared", "b64"] or len(each.operands) != 1:
+        raise d.unknown(each, "; it takes .arrive.noinc.shared.b64")
+    d.code.shared_width = min(d.code.shared_width, 8)
+    d.to.emit("ARRIVE_WITH_COPIES", [], [d.place(each.operands[0])])
+
+
 def bulk_copy(d: Decoder, each: Instruction, parts: list[str]) -> None:
     """cp.async.bulk, with .tensor or not."""
     kind = parts[3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphc.backends.cuda.ptx.code import Reg
 from graphc.backends.cuda.ptx.decode import ATOMIC_TYPES, ATOMICS, Decoder, handles
-from graphc.backends.cuda.ptx.decode_bulk import bulk_copy
+from graphc.backends.cuda.ptx.decode_bulk import arrival_with_copies, bulk_copy
 from graphc.backends.cuda.ptx.text import (
     SIZES,
     Address,
@@ -115,7 +115,10 @@ def _copy(d: Decoder, each: Instruction, parts: list[str]) -> None:
     if parts[1] == "async" and kind == "bulk":
         bulk_copy(d, each, parts)
         return
-    if parts[1] != "async" or kind == "mbarrier":
+    if parts[1] == "async" and kind == "mbarrier":
+        arrival_with_copies(d, each, parts)
+        return
+    if parts[1] != "async":
         raise d.unknown(each)
     if kind == "commit_group":
         d.to.emit("COMMIT_COPIES")

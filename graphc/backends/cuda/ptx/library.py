@@ -12,8 +12,8 @@ from graphc.backends.cuda.ptx.code import MACHINE, TOLERANT
 from graphc.backends.cuda.ptx.operations import operations_text
 
 PARTS = (
-    "state", "memory", "accesses", "traffic", "exchanges", "phases", "products", "warp_groups",
-    "bulk", "run",
+    "state", "memory", "accesses", "exchanges", "phases", "products", "warp_groups", "bulk",
+    "traffic", "run",
 )  # fmt: skip
 FLAGS = ("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-w")
 VECTORS = ("avx2", "fma", "f16c")  # what the machine gains from, where the processor has it

@@ -152,7 +152,19 @@ static void copy(Machine *m, Warp *w, const Instruction *i, const Operand *o, ui
         for (uint64_t n = place >> shift; n <= (place + size - 1) >> shift; ++n)
             m->writer[n] = PENDING;
         made->lane = l, made->place = place, made->size = size, made->group = w->groups[l];
+        made->arrival = 0;
         ++w->copy_count;
+    }
+}
+
+// Ends a copy that its lane has made at such a time.
+static void end_copy(Machine *m, Warp *w, const Copy *c, uint32_t time)
+{
+    memcpy(m->shared + c->place, c->data, c->size);
+    const int thread = w->id * LANES + c->lane, shift = m->launch->shared_shift;
+    for (uint64_t p = c->place >> shift; p <= (c->place + c->size - 1) >> shift; ++p) {
+        m->writer[p] = time << THREAD_BITS | thread;
+        m->fences[p] = m->fence_counts[thread];
     }
 }
 
@@ -164,13 +176,8 @@ static void finish_copies(Machine *m, Warp *w, uint32_t mask, int64_t left)
         const Copy *c = &w->copies[n];
         const int ends = mask >> c->lane & 1
             && (left < 0 || (int64_t)c->group < (int64_t)w->groups[c->lane] - left);
-        if (!ends) { w->copies[kept++] = *c; continue; }
-        memcpy(m->shared + c->place, c->data, c->size);
-        const int thread = w->id * LANES + c->lane, shift = m->launch->shared_shift;
-        for (uint64_t p = c->place >> shift; p <= (c->place + c->size - 1) >> shift; ++p) {
-            m->writer[p] = tag_of(w, thread);
-            m->fences[p] = m->fence_counts[thread];
-        }
+        if (ends) end_copy(m, w, c, w->time);
+        else w->copies[kept++] = *c;
     }
     w->copy_count = kept;
 }

@@ -278,4 +278,6 @@ static void check_bulks_come(Machine *m, Warp *w)
     for (int64_t n = 0; n < m->bulk_count; ++n)
         if (!m->bulks[n].is_store)
             failed(m, w, "the kernel ends while copies in bulk are on their way");
+    if (m->arrival_count)
+        failed(m, w, "the kernel ends while copies are on their way that arrive at an mbarrier");
 }

@@ -153,6 +153,14 @@ static uint8_t *in_global(Machine *m, Warp *w, uint64_t address, int64_t size, A
 
 enum { BLOCK_SHIFT = 24 };  // of an address in a cluster: the number of a block and one, above
 
+// Shared memory of a block of a cluster is there until its last thread ends.
+static void check_block_lives(Machine *m, Warp *w, int rank)
+{
+    for (int n = rank * m->block_warps; n < (rank + 1) * m->block_warps; ++n)
+        if (m->warp[n].state != DONE) return;
+    failed(m, w, "shared memory of block %d of the cluster is accessed, which has ended", rank);
+}
+
 // Where bytes lie in the shared memories of a cluster, of its own or of a named block.
 static uint64_t shared_place(Machine *m, Warp *w, uint64_t address, int64_t size)
 {
@@ -164,6 +172,7 @@ static uint64_t shared_place(Machine *m, Warp *w, uint64_t address, int64_t size
     if (block > (uint64_t)m->blocks)
         failed(m, w, "shared memory of block %llu of a cluster of %d is accessed",
                (unsigned long long)block - 1, m->blocks);
+    if (block && block - 1 != (uint64_t)w->rank) check_block_lives(m, w, (int)block - 1);
     return (block ? block - 1 : w->rank) * m->stride + own;
 }
 

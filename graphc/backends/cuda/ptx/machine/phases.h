@@ -119,14 +119,15 @@ static void arrive(Machine *m, Warp *w, Phases *p, uint32_t mask, int64_t count)
     end_phase_if_complete(m, p);
 }
 
-// Whether a phase is over; a try that finds it open is told so once, and then waits.
-static int is_over(Machine *m, Warp *w, const Instruction *i, Phases *p, uint64_t given, int *waits)
+// Whether a phase is over; a try that finds it open is told so once, and then waits: if `again` is
+// the same instruction, of the same mbarrier in the same phase.
+static int is_over(Machine *m, Warp *w, const Instruction *i, Phases *p, uint64_t given,
+                   const Instruction *again, int *waits)
 {
     const int by_parity = i->aux[0] == TEST_PARITY || i->aux[0] == TRY_PARITY;
     const int over = by_parity ? (p->phase & 1) != (int64_t)(given & 1) : p->phase > (int64_t)given;
     if (over) { take_over(m, w, p->past); w->polled = NULL; return 1; }
-    const int again = w->polled == i && w->polled_place == p->place;
-    *waits |= again && w->polled_phase == p->phase;
+    *waits |= again == i && w->polled_place == p->place && w->polled_phase == p->phase;
     w->polled = i, w->polled_place = p->place, w->polled_phase = p->phase;
     return 0;
 }
@@ -140,11 +141,12 @@ static int phase(Machine *m, Warp *w, const Instruction *i, const Operand *o, ui
     const Operand *x = o + i->results;
     const int what = i->aux[0];
     if (what >= TEST) {
+        const Instruction *const again = w->polled;
         uint32_t over = 0;
         int waits = 0;
         EACH_LANE(mask) {
             Phases *p = phases_at(m, w, wide(w, x, l));
-            over |= (uint32_t)is_over(m, w, i, p, wide(w, x + 1, l), &waits) << l;
+            over |= (uint32_t)is_over(m, w, i, p, wide(w, x + 1, l), again, &waits) << l;
         }
         if (waits && over != mask) { w->state = POLLING; return 0; }
         uint32_t *to = lanes(w, o);
@@ -167,6 +169,51 @@ static int phase(Machine *m, Warp *w, const Instruction *i, const Operand *o, ui
             arrive(m, w, p, mask, what == ARRIVE && i->count > 1 ? word(w, x + 1, l) : 1);
         if (i->results) ((uint64_t *)lanes(w, o))[l] = state;
     }
+    return 1;
+}
+
+// cp.async.mbarrier.arrive.noinc: each lane arrives once its copies so far are there.
+static void arrive_with_copies(Machine *m, Warp *w, const Operand *o, uint32_t mask)
+{
+    Phases *p = NULL;
+    EACH_LANE(mask) {
+        Phases *of_lane = phases_at(m, w, wide(w, o, l));
+        if (p && of_lane != p) failed(m, w, "lanes arrive with their copies at different mbarriers");
+        p = of_lane;
+    }
+    m->arrivals = grown(m, m->arrivals, m->arrival_count, &m->arrival_room, sizeof(Arrival));
+    Arrival *a = &m->arrivals[m->arrival_count++];
+    memset(a, 0, sizeof *a);
+    a->warp = w, a->phase = (int)(p - m->phases), a->mask = mask, a->time = w->time;
+    a->number = ++m->arrivals_asked;
+    for (int64_t n = 0; n < w->copy_count; ++n)
+        if (mask >> w->copies[n].lane & 1 && !w->copies[n].arrival) w->copies[n].arrival = a->number;
+    hand_on(m, w, mask, a->seen);
+    ++m->moves;
+}
+
+// Ends the copies of the first arrival, or the last, and arrives; whether there was any.
+static int deliver_arrival(Machine *m)
+{
+    if (!m->arrival_count) return 0;
+    const int64_t chosen = m->launch->order & 1 ? m->arrival_count - 1 : 0;
+    const Arrival a = m->arrivals[chosen];
+    memmove(m->arrivals + chosen, m->arrivals + chosen + 1,
+            (--m->arrival_count - chosen) * sizeof a);
+    Warp *w = a.warp;
+    int64_t kept = 0;
+    for (int64_t n = 0; n < w->copy_count; ++n)
+        if (w->copies[n].arrival == a.number) end_copy(m, w, &w->copies[n], a.time);
+        else w->copies[kept++] = w->copies[n];
+    w->copy_count = kept;
+    Phases *p = &m->phases[a.phase];
+    const int count = __builtin_popcount(a.mask);
+    if (count > p->pending)
+        failed(m, w, "an mbarrier that lacks %lld arrivals is given %d by copies",
+               (long long)p->pending, count);
+    merge(m, p->now, a.seen);
+    p->pending -= count, ++m->moves;
+    end_phase_if_complete(m, p);
     return 1;
 }
 

@@ -237,6 +237,7 @@ static void run_warp(Machine *m, Warp *w)
         case BARRIER: wait(m, w, i, o, mask); break;
         case ELECT: elect(m, w, i, o, mask); break;
         case PHASE: if (!phase(m, w, i, o, mask)) return; break;
+        case ARRIVE_WITH_COPIES: arrive_with_copies(m, w, o, mask); break;
         case INIT_FENCE: fence_phases(m, w); break;
         case CLUSTER_ARRIVE: arrive_at_cluster(m, w, i, mask); break;
         case CLUSTER_WAIT: if (!wait_for_cluster(m, w)) return; break;
@@ -284,7 +285,7 @@ static void start_block(Machine *m)
     memset(m->fences, 0, 4 * pieces), memset(m->async_reads, 0, 2 * pieces);
     memset(m->shared, 0xff, m->blocks * m->stride);
     drop_bulks(m);
-    m->phase_count = 0, m->moves = 0;
+    m->phase_count = 0, m->moves = 0, m->arrival_count = 0;
     memset(&m->cluster, 0, sizeof m->cluster);
     memset(m->fence_counts, 0, sizeof m->fence_counts);
     memset(m->log_count, 0, sizeof m->log_count);
@@ -324,7 +325,8 @@ static void run_block(Machine *m)
             moved = 1;
         }
         moved |= release(m) | resume_polling(m);
-        if (!moved) moved = deliver(m);
+        if (!moved) moved = m->launch->order & 1 ? deliver(m) || deliver_arrival(m)
+                                                 : deliver_arrival(m) || deliver(m);
         Warp *waits = NULL;
         for (int n = 0; n < m->warps; ++n)
             if (m->warp[n].state != DONE) ++left, waits = &m->warp[n];
@@ -364,7 +366,7 @@ static void allocate(Machine *m)
 static void release_memory(Machine *m)
 {
     drop_bulks(m);
-    free(m->bulks), free(m->phases), free(m->readers);
+    free(m->bulks), free(m->arrivals), free(m->phases), free(m->readers);
     free(m->shared), free(m->writer), free(m->reader), free(m->fences), free(m->async_reads);
     if (m->touched) free(m->touched->entries), free(m->touched);
     for (int n = 0; n < MOST_WARPS; ++n) {

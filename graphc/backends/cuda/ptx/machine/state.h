@@ -57,7 +57,8 @@ typedef struct {
 
 struct Sectors;
 typedef struct { int32_t pc, join; uint32_t mask; } Path;
-typedef struct { uint32_t lane, place, size, group, got; uint8_t data[16]; } Copy;
+// `arrival`: of the one that an mbarrier gets once the copy is there; 0: none was asked for.
+typedef struct { uint32_t lane, place, size, group, arrival; uint8_t data[16]; } Copy;
 typedef struct { const Instruction *insn; uint64_t a, b; int32_t group, adds; } Product;
 // A copy in bulk: what it brings, to whom it is told. Into shared memory it is done once its bytes
 // have been counted by an mbarrier, out of it once its group is waited for.
@@ -77,6 +78,13 @@ typedef struct {
     int64_t expected, pending, bytes, phase;
     uint32_t now[CLOCKS], past[CLOCKS];
 } Phases;
+// Arrivals of some lanes at an mbarrier that come with their copies, and what these lanes had done
+// and seen when they asked for them.
+typedef struct {
+    struct Warp *warp;
+    int phase;
+    uint32_t mask, number, time, seen[CLOCKS];
+} Arrival;
 typedef enum { RUNNING, WAITING, POLLING, DONE } State;
 
 typedef struct Warp {
@@ -121,6 +129,9 @@ typedef struct {
     int phase_count;
     Bulk *bulks;
     int64_t bulk_count, bulk_room;
+    Arrival *arrivals;
+    int64_t arrival_count, arrival_room;
+    uint32_t arrivals_asked;
     struct { int64_t generation; uint64_t warps; uint32_t now[CLOCKS], past[CLOCKS]; } cluster;
     int64_t moves;  // of what warps may wait for
     Product *log[MOST_WARPS / 4];

@@ -113,6 +113,13 @@ static void count(Machine *m, Warp *w, const Instruction *i, const Operand *o, u
         count_access(m, c, GLOBAL, at, mask & gets, i->BYTES, 0);
         for (int l = 0; l < LANES; ++l) at[l] = word(w, o, l) + (uint32_t)i->OFFSET;
         count_wavefronts(c, at, mask, i->BYTES, 0);
+    } else if (i->op == BULK_COPY || i->op == BULK_TENSOR) {
+        EACH_LANE(mask) {
+            const TensorMap *map = i->op == BULK_TENSOR ? map_at(m, w, wide(w, o + 1, l)) : NULL;
+            int64_t size = map ? map->bytes : word(w, o + 2, l);
+            for (int d = 0; map && d < map->rank; ++d) size *= map->box[d];
+            c->sectors += size / SECTOR;
+        }
     }
 }
 
