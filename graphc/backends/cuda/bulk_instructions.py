@@ -13,7 +13,12 @@
     expect_bytes(barrier, n)  one arrival, and that so many bytes are to come
     give_back(barrier)        an arrival of each warp: what it read may be overwritten
     give_back_to_both(barrier)  the same to both blocks of a cluster
-    meet_cluster()            a barrier of all threads of both blocks
+    meet_warp()               lanes of a warp see what the others did
+    arrive_with_copies(barrier)  an arrival of this thread once its copies so far (copy16) are there
+    meet_cluster(n)           a barrier of all threads of the n blocks of a cluster
+    load_from_block(place, r, x0, x1)
+                              two neighbours, float32, in shared memory of block r of a cluster;
+                              `place` is where this block has the first
     await_phase(barrier, n)   waits for the phase of parity n to be over
     take_registers(n)         a warp group has n registers a thread from here on
     leave_registers(n)        the same where it gives registers back
@@ -30,14 +35,15 @@ RANKS = range(2, 6)
 CLUSTER = 2  # blocks
 SHARED_BOXES = {f"share_box_{rank}": rank for rank in RANKS}
 BOXES = {f"copy_box_{rank}": rank for rank in RANKS} | SHARED_BOXES
-MAKE, FENCE, EXPECT, BACK, AWAIT = (
+MAKE, FENCE, EXPECT, BACK, AWAIT, ARRIVE = (
     "make_barrier", "fence_barriers", "expect_bytes", "give_back", "await_phase",
+    "arrive_with_copies",
 )  # fmt: skip
-TAKE, LEAVE = "take_registers", "leave_registers"
-BACK_TO_BOTH, MEET = "give_back_to_both", "meet_cluster"
+TAKE, LEAVE, MEET_WARP = "take_registers", "leave_registers", "meet_warp"
+BACK_TO_BOTH, MEET, FROM_BLOCK = "give_back_to_both", "meet_cluster", "load_from_block"
 PHASES = (MAKE, EXPECT, AWAIT)
-FUNCTIONS = (*PHASES, FENCE, BACK, BACK_TO_BOTH, MEET, TAKE, LEAVE)
-TEMPLATES = {TAKE: 0, LEAVE: 0}
+FUNCTIONS = (*PHASES, FENCE, BACK, BACK_TO_BOTH, ARRIVE, MEET, MEET_WARP, FROM_BLOCK, TAKE, LEAVE)
+TEMPLATES = {TAKE: 0, LEAVE: 0, MEET: 0}
 
 _COMMON = """\
 struct __align__(64) TensorMap { unsigned char bytes[128]; };
@@ -64,6 +70,11 @@ static __device__ __forceinline__ void expect_bytes(uint64_t &barrier, int bytes
                  :: "r"(shared_address(&barrier)), "r"(bytes) : "memory");
 }
 
+[[maybe_unused]] static __device__ __forceinline__ void meet_warp()
+{
+    __syncwarp();
+}
+
 static __device__ __forceinline__ void give_back(uint64_t &barrier)
 {
     if ((threadIdx.x & 31) == 0) {
@@ -72,17 +83,36 @@ static __device__ __forceinline__ void give_back(uint64_t &barrier)
     }
 }
 
+static __device__ __forceinline__ uint32_t address_in_block(const void *place, int block)
+{
+    uint32_t other;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(other) : "r"(shared_address(place)), "r"(block));
+    return other;
+}
+
 static __device__ __forceinline__ void give_back_to_both(uint64_t &barrier)
 {
     if ((threadIdx.x & 31) < 2) {
-        uint32_t other;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                     : "=r"(other) : "r"(shared_address(&barrier)), "r"(threadIdx.x & 31));
         asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];"
-                     :: "r"(other) : "memory");
+                     :: "r"(address_in_block(&barrier, threadIdx.x & 31)) : "memory");
     }
 }
 
+static __device__ __forceinline__ void arrive_with_copies(uint64_t &barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
+                 :: "r"(shared_address(&barrier)) : "memory");
+}
+
+[[maybe_unused]] static __device__ __forceinline__ void load_from_block(
+    const float &place, int block, float &x0, float &x1)
+{
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(x0), "=f"(x1) : "r"(address_in_block(&place, block)) : "memory");
+}
+
+template <int BLOCKS>
 static __device__ __forceinline__ void meet_cluster()
 {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");

@@ -107,9 +107,15 @@ SIGNATURES: dict[str, tuple[Operand, ...]] = {
         for name, rank in bulk.BOXES.items()
     },
     **dict.fromkeys(bulk.PHASES, (PHASE, Operand("value", (i64,)))),
-    **dict.fromkeys((bulk.BACK, bulk.BACK_TO_BOTH), (PHASE,)),
-    bulk.MEET: (),
+    **dict.fromkeys((bulk.BACK, bulk.BACK_TO_BOTH, bulk.ARRIVE), (PHASE,)),
+    bulk.MEET: (NUMBER,),
     bulk.FENCE: (),
+    bulk.FROM_BLOCK: (
+        Operand("reads", (f32,)),
+        Operand("value", (i64,)),
+        *_places("writes", 2, f32),
+    ),
+    bulk.MEET_WARP: (),
     bulk.TAKE: (NUMBER,),
     bulk.LEAVE: (NUMBER,),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from graphc.backends.cuda.bulk_instructions import BOXES, CLUSTER, SHARED_BOXES
+from graphc.backends.cuda.bulk_instructions import BOXES, MEET
 from graphc.errors import InternalError
 from graphc.ir.expr import Const, Load
 from graphc.ir.kernel import Intrin, Kernel, walk_stmts
@@ -58,10 +58,9 @@ def maps_of(kernel: Kernel) -> tuple[TensorMap, ...]:
 
 
 def cluster_of(kernel: Kernel) -> int:
-    """Blocks that run together, as they share copies."""
-    stmts = walk_stmts(kernel.body)
-    shares = any(isinstance(s, Intrin) and s.name in SHARED_BOXES for s in stmts)
-    return CLUSTER if shares else 1
+    """Blocks that run together: as many as meet."""
+    meetings = (s for s in walk_stmts(kernel.body) if isinstance(s, Intrin) and s.name == MEET)
+    return max((_number(s.args[0]) for s in meetings), default=1)
 
 
 def _number(expr: Any) -> int:

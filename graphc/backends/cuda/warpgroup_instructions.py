@@ -10,8 +10,8 @@
     wgmma_TYPE_held_nN(sums, a0, a1, a2, a3, b, across_b, further_b)     (f16, bf16)
                               the same with a in registers: each warp's 16 rows as the fragment of
                               mma_TYPE, which may change once the products have been waited for
-    share_copies()            what this thread has copied or written into shared memory is seen by
-                              products that begin after the next barrier
+    share_copies()            what this thread has written into shared memory, or seen others write,
+                              is seen by its products, and by those of others after the next barrier
     begin_products()          a thread's sums may be taken by the products that follow
     commit_products()         ends a batch of products
     wait_products(n)          waits until at most the last n batches of this warp group go on:
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-COLUMNS = (64, 128, 256)  # N
+COLUMNS = (32, 64, 128, 256)  # N
 _SHAPES = {
     "f16": ("k16.f32.f16.f16", True),
     "bf16": ("k16.f32.bf16.bf16", True),
@@ -42,13 +42,14 @@ _SHAPES = {
     "u8_s8": ("k32.s32.u8.s8", False),
 }
 ACROSS_TYPES = ("f16", "bf16")
-SUMS = (32, 64, 128)  # of a thread
+SUMS = (16, 32, 64, 128)  # of a thread
 PRODUCTS = {f"wgmma_{t}_n{n}": (t, n) for t in _SHAPES for n in COLUMNS}
 HELD = {f"wgmma_{t}_held_n{n}": (t, n) for t in ("tf32", "f16", "bf16") for n in COLUMNS}
 TAKES = {f"take_sums_{n}": n for n in SUMS}
 WAIT = "wait_products"
 UNIFORM = "make_uniform"
-ORDERS = ("share_copies", "begin_products", "commit_products")
+SHARE = "share_copies"
+ORDERS = (SHARE, "begin_products", "commit_products")
 FUNCTIONS = (*ORDERS, UNIFORM, WAIT, *TAKES, *PRODUCTS, *HELD)
 TEMPLATES = {WAIT: 0, **dict.fromkeys(PRODUCTS, 3), **dict.fromkeys(HELD, 6)}
 """Functions whose operands from a number on are template arguments."""

@@ -14,23 +14,19 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from cuda_programs import attention_of, graph_of, inputs_of
+from hopper_programs import HOPPER, TILE, grouped
 from ptx_mutations import MUTATIONS, ORDERING, Mutation
 
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.machine_code import machine_code
-from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.ptx import PtxError, PtxFault, PtxKernels
 from graphc.backends.cuda.ptx.run import PtxRun
-from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.contraction.wgmma import GroupTile
-from graphc.driver import optimise, program_for
-from graphc.passes.lower import lower
-from graphc.targets.cuda import Cuda
+from graphc.driver import program_for
 
 PRODUCT = """graph @g(%x: f16[150,328], %w: f16[328,88]) -> ? {
   %y = MatMul(%x, %w)
@@ -75,7 +71,19 @@ SORTED = """graph @g(%x: f32[3,700]) -> (?, ?) {
   %v, %i = TopK(%x, %k)
   return %v, %i
 }"""
-GROUPS = {"wgmma": PRODUCT.replace("328", "824"), "wgmma across": ACROSS, "wgmma s8": BYTES}
+WINDOWED = """graph @g(%x: f16[1,9,8,64]) -> ? {
+  const %w : f16[72,64,3,3] = random(seed=1)
+  %a = Transpose(%x) {perm=[0,3,1,2]}
+  %y = Conv(%a, %w) {pads=[1,0,1,2], strides=[1,2]}
+  return %y
+}"""
+GROUPS = {
+    "wgmma": PRODUCT.replace("328", "504"), "wgmma across": ACROSS,
+    "wgmma s8": BYTES.replace("1264", "1008"),
+    "wgmma convolution": WINDOWED, "wgmma split": PRODUCT.replace("328", "824"),
+    "wgmma pairs": ACROSS.replace("72]", "200]"),
+    "wgmma attention": attention_of("f16", 2, 70, 270, 64),
+}  # fmt: skip
 SUBJECTS = {
     "mma f16": (PRODUCT, "f32"), "mma bf16": (FLOATS, "bf16"), "mma tf32": (FLOATS, "tf32"),
     "mma s8": (BYTES, "f32"), "convolution": (CONVOLUTION, "f32"), "tiles": (FLOATS, "f32"),
@@ -85,29 +93,15 @@ SUBJECTS = {
     **{name: (text, "f32") for name, text in GROUPS.items()}, "wgmma held": (FLOATS, "tf32"),
 }  # fmt: skip
 TILES = {
-    "wgmma held": GroupTile(128, 64, 128, 64, 32, 4),
-    "wgmma across": GroupTile(128, 128, 64, 128, 32, 4),
+    "wgmma held": GroupTile(128, 64, 128, 64, 32, 2),
+    "wgmma across": GroupTile(128, 128, 64, 128, 32, 4, most=1),
+    "wgmma convolution": replace(TILE, stages=2),
+    "wgmma split": replace(TILE, parts=4),
+    "wgmma pairs": GroupTile(64, 128, 64, 128, 32, 4, most=2, cluster=2),
 }
-TILE = GroupTile(64, 64, 64, 64, 32, 4)
-EXPLAINED = (
-    ("wgmma", "fence of products removed",
-     "needed before the first product alone: the ISA orders products of the same sums"),
-    ("wgmma", "commit of products removed|wait for products removed|wait for one product fewer",
-     "the last slices overwrite no stage, and the wait for all products follows"),
-    ("wgmma", "commit of copies removed",
-     "the groups of the last slices are empty, and no wait follows the last one"),
-    ("wgmma( across)?$", "leading offset of a descriptor",
-     "an operand of 64 rows or columns has no second line"),
-    ("decoding", "guard negated|branch removed|equality turned over|mask of an index",
-     "all lanes of a group hold the same maximum and total: any may store them, or several"),
-    ("convolution|attention", "copy of all that is asked",
-     "what is not there is read from the first element, for sums that are masked or not stored"),
-    ("sorting", "store removed", "a slot is filled, and then loaded all the same"),
-    ("sorting", "bits of a descriptor's address|equality turned over",
-     "which of two slots is taken first serves bank conflicts alone"),
-)  # fmt: skip
-"""Why errors of some kinds may survive in some subjects (patterns of both): where they stand, they
-change nothing. Others of the same kinds are caught, which the tests of single subjects hold."""
+EXPLAINED: dict[tuple[str, str, str], str] = {}
+"""Why some errors change nothing: by subject, kind, and which of the places of that kind it is. For
+a kernel with other places, reasons do not hold until they are looked at again."""
 BUDGET = 1 << 19  # instructions of a block
 NARROW, WIDE = 2e-3, 1e-5  # differences of results, relative to their range, that tests allow
 SEED = 7
@@ -123,6 +117,7 @@ class Mutant:
     line: int
     before: str
     after: str
+    place: str  # which of the places of the kind
     others: tuple[tuple[int, str], ...] = ()  # further lines, of an error that is everywhere
 
 
@@ -132,7 +127,7 @@ class Subject:
     def __init__(self, name: str):
         text, precision = SUBJECTS[name]
         self.name = name
-        self.arch = "sm_90a" if name.startswith("wgmma") else "sm_80"
+        self.arch = HOPPER if name.startswith("wgmma") else "sm_80"
         self.source = _source(name, text, precision)
         self.lines = machine_code(self.source.text, self.arch, "ptx").decode().splitlines()
         self.inputs = inputs_of(self.source.program)
@@ -153,9 +148,12 @@ class Subject:
             places = [(n, text) for n, text in changed if text is not None]
             if mutation.everywhere and places:
                 (first, text), *others = places
-                yield Mutant(self.name, mutation.kind, first, self.lines[first], text, (*others,))
-            for number, text in [] if mutation.everywhere else places:
-                yield Mutant(self.name, mutation.kind, number, self.lines[number], text)
+                yield Mutant(
+                    self.name, mutation.kind, first, self.lines[first], text, "all", (*others,)
+                )
+            for n, (number, text) in enumerate([] if mutation.everywhere else places, 1):
+                place = f"{n} of {len(places)}"
+                yield Mutant(self.name, mutation.kind, number, self.lines[number], text, place)
 
     def caught(self, mutant: Mutant) -> str:
         """How a mutant is caught; nothing, if it survives."""
@@ -179,19 +177,12 @@ class Subject:
 def _source(name: str, text: str, precision: str) -> CudaSource:
     if not name.startswith("wgmma"):
         return emit(program_for(graph_of(text), "cuda", precision=precision))
-    graph = optimise(graph_of(text), target=Cuda(precision=precision))
-    hopper, tile = machine("sm_90a"), TILES.get(name, TILE)
-    known = strategies("sm_90a")
-    return emit(lower(graph, [lambda c: lower_matrix_cores(c, hopper, tile), *known]))
+    return grouped(text, TILES.get(name, TILE), precision)
 
 
 def explanation(mutant: Mutant) -> str:
     """Why a mutant may survive; nothing if no reason is known."""
-    reasons = (
-        why for subject, kind, why in EXPLAINED
-        if re.match(subject, mutant.subject) and re.fullmatch(kind, mutant.kind)
-    )  # fmt: skip
-    return next(reasons, "")
+    return EXPLAINED.get((mutant.subject, mutant.kind, mutant.place), "")
 
 
 def sampled(subject: Subject, each: int, mutations: Sequence[Mutation] = MUTATIONS) -> list[Mutant]:
@@ -222,7 +213,8 @@ def main() -> int:
             if not subject.caught(mutant):
                 survivors.append(mutant)
                 text = re.sub(r"\s+", " ", f"{mutant.before} -> {mutant.after}")
-                print(f"survived: {name}, line {mutant.line + 1}, {mutant.kind}: {text[:230]}; "
+                print(f"survived: {name}, line {mutant.line + 1}, {mutant.kind}, "
+                      f"{mutant.place}: {text[:230]}; "
                       f"{explanation(mutant) or 'unexplained'}", flush=True)  # fmt: skip
         print(f"{name}: {sum(planted.values())} planted so far", flush=True)
     total = sum(planted.values())

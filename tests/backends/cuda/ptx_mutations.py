@@ -104,6 +104,14 @@ ORDERING = (
     _removed("fence of products", r"wgmma\.fence"),
     _removed("commit of products", r"wgmma\.commit_group"),
     _removed("wait for products", r"wgmma\.wait_group"),
+    _removed("barrier of a warp", r"bar\.warp\.sync"),
+    _replaced("wait for a phase removed", r"^\s*@over bra DONE", "bra DONE"),
+    _removed("arrival", r"mbarrier\.arrive\.(?!expect|noinc)"),
+    _removed("expected bytes", r"mbarrier\.arrive\.expect_tx"),
+    _removed("arrival with copies", r"cp\.async\.mbarrier\.arrive"),
+    _removed("fence of mbarriers", r"fence\.mbarrier_init"),
+    _removed("arrival at a cluster", r"barrier\.cluster\.arrive"),
+    _removed("wait for a cluster", r"barrier\.cluster\.wait"),
 )
 """What orders things: its removal must always be caught."""
 MUTATIONS = (
@@ -112,6 +120,12 @@ MUTATIONS = (
     _number("wait for one product fewer", r"wgmma\.wait_group\.sync\.aligned (\d+)",
             lambda n: n + 1),
     _removed("copy", r"cp\.async\.c[ag]"),
+    _removed("copy of a box", r"cp\.async\.bulk\.tensor"),
+    _swapped("coordinates of a box", r"cp\.async\.bulk\.tensor", 0, 0, 1),
+    _number("bytes that are expected", r"expect_tx.*, (\d+);", lambda n: n // 2),
+    _number("arrivals of a phase", r"mbarrier\.init.*, (\d+);", lambda n: n + 1),
+    _replaced("parity of a phase", r"(try_wait.*), (%r\d+);", r"\1, 0;"),
+    _replaced("block of a cluster", r"(mapa.*), %r\d+;", r"\1, 0;"),
     _removed("product", r"^\s*(?:mma\.|wgmma\.mma)"),
     _removed("store", r"st\.(?:shared|global)"),
     _number("swizzle of a descriptor", DESCRIPTOR, lambda n: n ^ 3 << SWIZZLE),

@@ -9,23 +9,18 @@ import pytest
 from cuda_programs import graph_of, inputs_of, needs_compiler, needs_nvcc
 from fake_driver import FakeDriver
 from fake_gpu import toolkit
+from hopper_programs import HOPPER, grouped
 
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.bundle import bundle_files, launch_plan
-from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import find_nvcc
 from graphc.backends.cuda.ptx import PtxFault, run_ptx
 from graphc.backends.cuda.runtime import Model
 from graphc.backends.cuda.simulator import SimulationError, simulate
-from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
-from graphc.backends.cuda.strategies.contraction.producer import PRODUCER_SIDES, ProducerTile
-from graphc.driver import optimise, program_for
+from graphc.backends.cuda.strategies.contraction.wgmma import SIDES, GroupTile
+from graphc.driver import program_for
 from graphc.ir.interp import interpret
-from graphc.passes.lower import lower
-from graphc.targets.cuda import Cuda
 
-HOPPER = "sm_90a"
 BATCH = """graph @g(%x: f16[2,72,200], %w: f16[2,200,88]) -> ? {
   %y = MatMul(%x, %w)
   return %y
@@ -49,17 +44,31 @@ BYTES = """graph @g(%x: i8[70,320]) -> ? {
   return %y
 }"""
 SHORT = BATCH.replace("200", "48")
-PAIRS = replace(ProducerTile(64, 128, 64, 128, 32, 4, most=2), cluster=2)
+CONVOLUTION = """graph @g(%x: f16[2,9,8,64]) -> ? {
+  const %w : f16[72,64,3,3] = random(seed=1)
+  %a = Transpose(%x) {perm=[0,3,1,2]}
+  %y = Conv(%a, %w) {pads=[1,0,1,2], strides=[1,2]}
+  return %y
+}"""
+PAIRS = replace(GroupTile(64, 128, 64, 128, 32, 4, most=2), cluster=2)
 GRAPHS = {"batch": BATCH, "across": ACROSS, "layer": LAYER, "bytes": BYTES, "short": SHORT}
-SMALL = ProducerTile(128, 64, 64, 64, 32, 4, most=2)
+SMALL = GroupTile(128, 64, 64, 64, 32, 4, most=2)
+FLOATS = """graph @g(%x: f32[70,136]) -> ? {
+  const %w : f32[136,72] = random(seed=1)
+  %y = MatMul(%x, %w)
+  return %y
+}"""
+ORDERED = (
+    "await_phase(full", "await_phase(empty", "expect_bytes(full", "give_back(empty", "meet_warp()",
+    "arrive_with_copies(full", "share_copies()", "fence_barriers()", "wait_products<0>",
+    "begin_products()", "commit_products()", "__syncthreads()", "meet_cluster<",
+)  # fmt: skip
 
 
-def produced(text: str, tile: ProducerTile = SMALL) -> CudaSource:
-    """The CUDA C of a graph with a tile of this kind."""
-    graph = optimise(graph_of(text), target=Cuda())
-    known = strategies(HOPPER)
-    source = emit(lower(graph, [lambda c: lower_matrix_cores(c, machine(HOPPER), tile), *known]))
-    assert "copy_box_" in source.text
+def produced(text: str, tile: GroupTile = SMALL) -> CudaSource:
+    """The CUDA C of a graph with a tile whose operands are boxes."""
+    source = grouped(text, tile)
+    assert "copy_box_" in source.text or "share_box_" in source.text
     return source
 
 
@@ -107,7 +116,7 @@ def test_clusters_share_columns(name):
 
 @needs_nvcc
 @needs_compiler
-@pytest.mark.parametrize("line", ["give_back_to_both(empty", "meet_cluster()"])
+@pytest.mark.parametrize("line", ["give_back_to_both(empty", "meet_cluster<"])
 def test_what_clusters_leave_out_is_a_fault(line):
     source = produced(ACROSS.replace("136,72]", "136,200]"), PAIRS)
     kept = [x for x in source.text.split("\n") if not x.strip().startswith(line)]
@@ -117,10 +126,12 @@ def test_what_clusters_leave_out_is_a_fault(line):
 
 @needs_nvcc
 @needs_compiler
-@pytest.mark.parametrize("sides", PRODUCER_SIDES, ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("sides", SIDES, ids=lambda s: "x".join(map(str, s)))
 def test_every_tile(sides):
     text = ACROSS.replace("136,72", "136,264").replace("136,200", "136,264")
-    source = produced(text, ProducerTile(*sides, 32, 4, most=3))
+    if sides[1] < 64:
+        text = LAYER.replace("bf16", "f16")  # whose columns are not the innermost of a slice
+    source = produced(text, GroupTile(*sides, 32, 4, most=3))
     assert ("take_registers<" in source.text) == (source.steps[-1].block == 384)
     inputs = inputs_of(source.program)
     (wanted,) = interpret(graph_of(text), inputs)
@@ -154,16 +165,34 @@ def test_what_is_left_out_is_a_fault_of_the_ptx(line):
             run_ptx(replace(source, text="\n".join(kept)), HOPPER, order)(inputs_of(source.program))
 
 
-def test_it_is_chosen_for_matrices_and_not_for_windows():
+@needs_nvcc
+@needs_compiler
+@pytest.mark.parametrize("name", ["convolution", "rounded", "split"])
+def test_what_is_gathered_or_shared_is_ordered(name):
+    """Every fence, wait and arrival where threads copy, round rows, or share the depth."""
+    text = FLOATS if name == "rounded" else CONVOLUTION
+    tile = GroupTile(64, 64, 64, 64, 32, 2, parts=2 if name == "split" else 1)
+    source = grouped(text, tile, "tf32" if name == "rounded" else "f32")
+    inputs = inputs_of(source.program)
+    right = [run_ptx(source, HOPPER, order)(inputs)[0] for order in (0, 1)]
+    np.testing.assert_array_equal(*right)
+    lines = [line.strip() for line in source.text.split("\n")]
+    used = [start for start in ORDERED if any(line.startswith(start) for line in lines)]
+    assert len(used) >= 8
+    for line in used:
+        kept = [x for x in source.text.split("\n") if not x.strip().startswith(line)]
+        with pytest.raises(PtxFault):
+            for order in (0, 1):
+                run_ptx(replace(source, text="\n".join(kept)), HOPPER, order)(inputs)
+
+
+def test_boxes_are_cut_where_they_can_be_and_windows_are_gathered():
     large = ACROSS.replace("136,72", "512,1024").replace("136,200", "512,1024")
     source = emit(program_for(graph_of(large), "cuda", arch=HOPPER))
     assert "share_box_2" in source.text and len(source.plan()["launches"][0]["maps"]) == 2
-    conv = """graph @g(%x: f16[2,64,9,8]) -> ? {
-  const %w : f16[72,64,3,3] = random(seed=1)
-  %y = Conv(%x, %w) {pads=[1,0,1,2]}
-  return %y
-}"""
-    assert "copy_box_" not in emit(program_for(graph_of(conv), "cuda", arch=HOPPER)).text
+    conv = CONVOLUTION.replace("2,9,8,64", "2,28,28,64").replace("72,64", "128,64")
+    text = emit(program_for(graph_of(conv), "cuda", arch=HOPPER)).text
+    assert "arrive_with_copies(" in text and "copy_box_2(" in text  # weights come in boxes
     assert "copy_box_" not in emit(program_for(graph_of(large), "cuda", arch="sm_90a,sm_80")).text
 
 

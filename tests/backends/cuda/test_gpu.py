@@ -19,6 +19,7 @@ from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import find_nvcc
 from graphc.backends.cuda.runtime import DeviceArray, DriverMissing, open_driver
 from graphc.backends.cuda.strategies import strategies
+from graphc.backends.cuda.strategies.contraction import wgmma
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.contraction.warp_mma import (
     SHARED_SIDES,
@@ -26,7 +27,6 @@ from graphc.backends.cuda.strategies.contraction.warp_mma import (
     SLICES,
     WarpTile,
 )
-from graphc.backends.cuda.strategies.contraction.wgmma import GROUP_SIDES, GroupTile
 from graphc.driver import optimise, program_for, typed
 from graphc.ir.compare import agreements
 from graphc.ir.interp import interpret
@@ -50,7 +50,8 @@ GRAPHS = {
 TILES = [
     *(WarpTile(*sides, *SLICES[n % len(SLICES)]) for n, sides in enumerate(SIDES)),
     *(WarpTile(*sides, 32, 3, 4) for sides in SHARED_SIDES),
-    *(GroupTile(*sides, 32, 3 + n % 2) for n, sides in enumerate(GROUP_SIDES)),
+    *(wgmma.GroupTile(*sides, 32, 3 + n % 2) for n, sides in enumerate(wgmma.SIDES)),
+    *(wgmma.GroupTile(64, 32, 64, 32, 32, 4, parts=parts) for parts in (2, 4)),
 ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_programs import graph_of, needs_nvcc, needs_nvdisasm
+from hopper_programs import HOPPER, grouped
 from kernel_budgets import ARCHS, GRAPHS, budgets, taken
 from ptx_texts import needs_c
 from test_cuda_open_sizes import open_graph, open_program
@@ -21,6 +22,7 @@ from graphc.backends.cuda.prediction.model import Launched, code_of, predicted, 
 from graphc.backends.cuda.prediction.report import data, inspected, text
 from graphc.backends.cuda.prediction.sample import Sample
 from graphc.backends.cuda.prediction.sass import Instruction, disassembled, parsed
+from graphc.backends.cuda.strategies.contraction.wgmma import GroupTile
 from graphc.cli import main
 from graphc.driver import program_for
 from graphc.errors import UnsupportedError
@@ -89,6 +91,30 @@ def test_executions_add_up_to_what_was_counted():
     assert found == pytest.approx({-1: 4, 0: 12, 1: 60})
 
 
+def test_warps_that_copy_alone_do_not_do_what_others_do():
+    """What is outside loops is executed by as many warps as the counts say."""
+    counted = {"load 16": 4, "shared load 8": 12, "product": 120, "barrier": 12, "store 8": 4}
+    sample = Sample(8, executions=Counter(counted), is_specialised=True)
+    assert executions(_kernel(), sample) == pytest.approx({-1: 4, 0: 12, 1: 60})
+
+
+@needs_c
+@needs_nvcc
+@needs_nvdisasm
+def test_copies_of_boxes_are_counted():
+    """Four blocks of a cluster, which each read a quarter of the depth: two slices of 64."""
+    text = """graph @g(%x: f16[64,512]) -> ? {
+  const %w : f16[512,32] = random(seed=1)
+  %y = MatMul(%x, %w)
+  return %y
+}"""
+    (kernel,) = inspected(grouped(text, GroupTile(64, 32, 64, 32, 32, 4, parts=4)), HOPPER)
+    assert kernel.prediction is not None and kernel.sample is not None
+    assert kernel.sample.remote_bytes == 4 * 64 * 32  # a quarter of the sums of each of four
+    assert kernel.sample.group_products["f16"] == 64 * 32 * 128
+    assert kernel.sample.moved >= 2 * (64 + 32) * 128
+
+
 def test_reserved_shared_memory_is_not_the_kernels():
     more = '\t.section\t.nv.shared.reserved.0,"aw",@nobits\n\t.zero\t\t0\n'
     assert parsed(NESTED + more)["k"].shared == 1024
@@ -104,6 +130,7 @@ def test_reserved_shared_memory_is_not_the_kernels():
         ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1}, [%r2];", "LDSM.16.M88.4"),
         ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1};", "HMMA.16816.F32"),
         ("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%f1};", "HGMMA.64x64x16.F32"),
+        ("cp.async.bulk.tensor.2d.shared::cluster.global [%r1], [%rd1], [%r2];", "UTMALDG.2D"),
         ("ex2.approx.ftz.f32 %f1, %f2;", "MUFU.EX2"),
         ("fma.rn.f32 %f1, %f2, %f3, %f4;", "FFMA"),
         ("bar.sync 0;", "BAR.SYNC.DEFER_BLOCKING"),

@@ -3,7 +3,8 @@
 A compiler unrolls, peels and reorders loops, but an access, a product or a barrier of PTX is one of
 machine code. So the executions of loops are those with which instructions of these kinds add up to
 the counts: a least-squares problem with one unknown for each loop, none of them negative, while all
-that is outside loops is executed once by each warp (C. Lawson, R. Hanson, Solving Least Squares
+that is outside loops is executed once by each warp, or by an unknown number of warps that are
+specialised (C. Lawson, R. Hanson, Solving Least Squares
 Problems, 1974).
 """
 
@@ -29,12 +30,17 @@ def executions(sass: Sass, sample: Sample) -> dict[int, float]:
     known = {kind for kinds in static.values() for kind in kinds}
     kinds = sorted(k for k, n in sample.executions.items() if n and k in known)
     matrix = np.array([[static[loop][k] for loop in range(loops)] for k in kinds], np.float64)
-    wanted = np.array(
-        [sample.executions[k] - static[OUTSIDE][k] * sample.warps for k in kinds], np.float64
-    )
+    outside = np.array([static[OUTSIDE][k] for k in kinds], np.float64)
+    wanted = np.array([sample.executions[k] for k in kinds], np.float64)
+    if sample.is_specialised:
+        matrix = np.concatenate([matrix.reshape(len(kinds), loops), outside[:, None]], axis=1)
+    else:
+        wanted -= outside * sample.warps
     weights = np.array([1 / max(sample.executions[k], 1) for k in kinds], np.float64)
-    solved = _non_negative(matrix.reshape(len(kinds), loops) * weights[:, None], wanted * weights)
-    return {OUTSIDE: float(sample.warps), **{n: float(x) for n, x in enumerate(solved)}}
+    matrix = matrix.reshape(len(kinds), loops + sample.is_specialised)
+    solved = _non_negative(matrix * weights[:, None], wanted * weights)
+    all = float(solved[-1]) if sample.is_specialised else float(sample.warps)
+    return {OUTSIDE: all, **{n: float(x) for n, x in enumerate(solved[:loops])}}
 
 
 def _non_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -41,6 +41,10 @@ ASSUMPTIONS = (
     Assumption("cache latency", 262, 263, "clocks", "[Luo]: second level of cache"),
     Assumption("memory latency", 466, 479, "clocks", "[Luo]: global memory"),
     Assumption("barrier", 30, 30, "clocks, where all warps are there", "[plain]"),
+    Assumption("cluster barrier", 200, 200, "clocks, where all blocks of a cluster are there",
+               "[plain]"),
+    Assumption("cluster", 13, 13, "bytes a clock that a block reads of others of its cluster",
+               "[Luo]: four blocks"),
     Assumption("start", 700, 700, "clocks from a launch to a block's first instruction, and from "
                "its last to the end", "[plain]"),
     Assumption("bandwidth", 0.90, 0.91, "of memory's peak that copies reach", "[Luo]"),

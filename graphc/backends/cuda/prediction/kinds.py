@@ -10,12 +10,13 @@ from graphc.backends.cuda.ptx.text import SIZES
 
 PRODUCT, GROUP_PRODUCT = "product", "product of a group"
 BARRIER, COPY, LOAD, STORE = "barrier", "copy", "load", "store"
+BOX, MEETING, REMOTE = f"{COPY} box", "cluster barrier", "cluster load"
 SPECIAL = ("ex2", "rcp", "rsqrt", "lg2", "tanh", "sqrt", "sin", "cos")
 _SASS = {
     "HMMA": PRODUCT, "IMMA": PRODUCT, "HGMMA": GROUP_PRODUCT, "IGMMA": GROUP_PRODUCT,
     "BAR": BARRIER, "SHFL": "shuffle", "LDSM": "matrices", "ATOM": "atomic", "ATOMG": "atomic",
     "ATOMS": "atomic", "RED": "atomic", "FFMA": "fma", "FADD": "add", "FMUL": "multiply",
-    "MUFU": "special", "DFMA": "wide fma",
+    "MUFU": "special", "DFMA": "wide fma", "UTMALDG": BOX,
 }  # fmt: skip
 _SASS_ACCESSES = {
     "LDG": LOAD, "STG": STORE, "LDS": "shared load", "STS": "shared store", "LDGSTS": COPY,
@@ -23,7 +24,8 @@ _SASS_ACCESSES = {
 _PTX = {
     "mma": PRODUCT, "wgmma.mma_async": GROUP_PRODUCT, "bar.sync": BARRIER, "bar.red": BARRIER,
     "barrier.sync": BARRIER, "shfl": "shuffle", "ldmatrix": "matrices", "atom": "atomic",
-    "red": "atomic", "fma.rn.f32": "fma", "add.f32": "add", "sub.f32": "add", "add.rn.f32": "add",
+    "red": "atomic", "cp.async.bulk": BOX, "barrier.cluster.wait": MEETING,
+    "fma.rn.f32": "fma", "add.f32": "add", "sub.f32": "add", "add.rn.f32": "add",
     "sub.rn.f32": "add", "mul.f32": "multiply", "mul.rn.f32": "multiply", "fma.rn.f64": "wide fma",
 }  # fmt: skip
 
@@ -51,6 +53,8 @@ def kind_of_ptx(text: str) -> str | None:
 
 def _access(parts: list[str]) -> str | None:
     vector = next((int(p[1:]) for p in parts if re.fullmatch(r"v\d", p)), 1)
+    if "shared::cluster" in parts:
+        return f"{REMOTE} {SIZES[parts[-1]] * vector}"
     shared = any(p.startswith("shared") for p in parts)
     if not shared and "global" not in parts:
         return None

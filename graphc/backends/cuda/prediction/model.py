@@ -103,7 +103,7 @@ def code_of(sass: Sass, shared: int) -> Code:
         sizes[place] += 1
         products[place] += (kind_of_sass(instruction) or "").startswith(PRODUCT)
     looped = [p for p in products if p >= 0 and products[p]]
-    hottest = max(looped or [OUTSIDE], key=lambda p: products[p])
+    hottest = max(looped or [OUTSIDE], key=lambda p: (products[p], -sizes[p]))
     per_product = sizes[hottest] / products[hottest] if products[hottest] else None
     reached = [i.base for i, p in zip(sass.instructions, places) if p != UNREACHED]
     return Code(
@@ -218,7 +218,8 @@ def _alone(
         passes = counted.get(place, 0.0) / warps
         latency = known["cache latency"] / (1 if place in loads else sample.ahead)
         waits += passes * max(latency - turn / max(passes, 1.0) * (place not in loads), 0.0)
-    return turn + waits + sample.barriers * known["barrier"]
+    waits += sample.barriers * known["barrier"] + sample.meetings * known["cluster barrier"]
+    return turn + waits + sample.remote_bytes / known["cluster"]
 
 
 def _together(a: float, b: float, known: Mapping[str, float]) -> float:

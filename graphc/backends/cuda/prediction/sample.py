@@ -14,7 +14,9 @@ from graphc.backends.cuda.prediction.kinds import (
     BARRIER,
     COPY,
     GROUP_PRODUCT,
+    MEETING,
     PRODUCT,
+    REMOTE,
     STORE,
     kind_of_ptx,
 )
@@ -34,8 +36,9 @@ class Sample:
     """Of the warps of one block: how often instructions of each kind are executed, and all of PTX
     together; products of matrix cores by type of factors, those of warps and of warp groups; clocks
     of shared memory (wavefronts), the fewest there could be, and bytes that warp groups read there;
-    bytes that go to and from the second level of cache, if the first keeps what it has read; groups
-    of copies that are on their way while a slice is computed with."""
+    bytes that go to and from the second level of cache, if the first keeps what it has read, and
+    that come from other blocks of the cluster; groups of copies that are on their way while a slice
+    is computed with; whether some warps copy, and others compute."""
 
     warps: int
     executions: Counter[str] = field(default_factory=Counter)
@@ -46,12 +49,19 @@ class Sample:
     least_wavefronts: int = 0
     group_bytes: int = 0
     moved: int = 0
+    remote_bytes: int = 0
     ahead: int = 1
+    is_specialised: bool = False
 
     @property
     def matrix_instructions(self) -> int:
         """Products of matrix cores, one for each warp that starts one."""
         return self.executions[PRODUCT] + self.executions[GROUP_PRODUCT]
+
+    @property
+    def meetings(self) -> float:
+        """Barriers of a cluster that a warp comes to."""
+        return self.executions[MEETING] / self.warps
 
     @property
     def barriers(self) -> float:
@@ -96,17 +106,22 @@ class _Sampling(PtxRun):
 
     def _counters(self, step: LaunchStep) -> int:
         """Numbers that a launch passes on: the trip of a loop."""
-        given = len(step.slots) + len(step.sizes)
+        given = len(step.slots) + len(step.sizes) + len(step.maps)
         return len(self.kernels.code_of(step.function).parameters) - given
 
     def _counted(self, step: LaunchStep) -> Sample:
         assert self.kernels.counts is not None
         code, counts = self.kernels.code_of(step.function), self.kernels.counts[step.function]
         lines = code.line_of_each()
+        counts = counts // code.cluster  # its blocks, which do the same, were run together
         sample = Sample(-(-step.block // WARP))
         for line in dict.fromkeys(lines):
             of_line = counts[lines == line]
             _add(sample, code.lines.get(line, ""), of_line)
+        made = sum(counts[lines == n][:, 0].max() for n in dict.fromkeys(lines)
+                   if "mbarrier.init" in code.lines.get(n, ""))  # fmt: skip
+        if made:  # two for each stage
+            sample.ahead, sample.is_specialised = max(int(made) // 2 - 1, 1), True
         return sample
 
 
@@ -122,6 +137,8 @@ def _add(sample: Sample, text: str, counts: np.ndarray) -> None:
     sample.moved += SECTOR * (first if keeps else sectors)
     if kind:
         sample.executions[kind] += executions
+    if kind and kind.startswith(REMOTE):
+        sample.remote_bytes += executions * WARP * int(kind.split()[-1])
     if kind in (PRODUCT, GROUP_PRODUCT):
         _add_products(sample, text, executions)
     ahead = re.search(r"cp\.async\.wait_group\s+(\d+)", text)

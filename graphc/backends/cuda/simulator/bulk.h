@@ -127,6 +127,8 @@ static void make_barrier(const simulator::Cell<uint64_t> &barrier, int64_t arriv
 
 static void fence_barriers() {}
 
+static void meet_warp() { __syncwarp(); }
+
 static void expect_bytes(const simulator::Cell<uint64_t> &barrier, int64_t bytes)
 {
     simulator::Phases &phases = simulator::phases_of(barrier);
@@ -144,6 +146,7 @@ static void give_back(const simulator::Cell<uint64_t> &barrier)
 static void await_phase(const simulator::Cell<uint64_t> &barrier, int64_t parity)
 {
     simulator::Phases &phases = simulator::phases_of(barrier);
+    simulator::current().awaits = true;
     while ((phases.phase & 1) == parity) {
         simulator::deliver(phases);
         if ((phases.phase & 1) == parity) {
@@ -152,15 +155,50 @@ static void await_phase(const simulator::Cell<uint64_t> &barrier, int64_t parity
     }
 }
 
-// Both blocks of a cluster do the same at the same places: one stands for both.
 static void give_back_to_both(const simulator::Cell<uint64_t> &barrier)
 {
     if (simulator::lane() < 2) {
-        simulator::arrive(simulator::phases_of(barrier));
+        simulator::arrive(simulator::phases_of(simulator::in_block(barrier, simulator::lane())));
     }
 }
 
-static void meet_cluster() {}
+// The copies of this thread so far arrive at once, or when a thread waits for them.
+static void arrive_with_copies(const simulator::Cell<uint64_t> &barrier)
+{
+    simulator::Phases *const phases = &simulator::phases_of(barrier);
+    std::vector<simulator::Copy> copies;
+    std::swap(copies, simulator::current().copies);
+    simulator::current().unshared = false;
+    phases->coming.push_back([copies, phases] {
+        for (const simulator::Copy &copy : copies) {
+            *copy.place = copy.word;
+            *copy.history = simulator::History();
+            copy.history->written = true;
+            copy.history->write_epoch = ~0u;
+        }
+        --phases->pending;
+    });
+    ++simulator::block.moves;
+    if (simulator::block.early) {
+        simulator::deliver(*phases);
+    }
+}
+
+template <int BLOCKS>
+static void meet_cluster()
+{
+    if (BLOCKS != simulator::block.ranks) {
+        simulator::fail("barrier of a cluster of other blocks");
+    }
+    simulator::wait(simulator::State::at_cluster);
+}
+
+template <typename... R>
+static void load_from_block(const simulator::Cell<float> &from, int64_t rank, R &...found)
+{
+    simulator::Cell<float> next = simulator::in_block(from, unsigned(rank));
+    ((found = float(next), ++next.index), ...);
+}
 
 static void make_uniform(int32_t &to, int64_t value) { to = __shfl_sync(0xffffffffu, int32_t(value), 0); }
 
@@ -180,7 +218,10 @@ static void leave_registers()
                               const simulator::Cell<uint64_t> &barrier,                            \
                               const simulator::TensorMap &map, C... first)                         \
     {                                                                                              \
-        simulator::copy_box<R>(to, barrier, map, {int64_t(first)...});                             \
+        for (unsigned rank = 0; rank < 2 && simulator::block.rank == BLOCK; ++rank) {              \
+            simulator::copy_box<R>(simulator::in_block(to, rank),                                  \
+                                   simulator::in_block(barrier, rank), map, {int64_t(first)...});  \
+        }                                                                                          \
     }
 SHARED_BOX(2)
 SHARED_BOX(3)

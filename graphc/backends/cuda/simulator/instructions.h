@@ -18,7 +18,7 @@ static void arrive(const Copy &copy)
     *copy.place = copy.word;
     copy.history->written = true;
     copy.history->writer = thread_number();
-    copy.history->write_epoch = block.epoch;
+    copy.history->write_epoch = block.epoch();
     copy.history->write_warp_epoch = block.warp_epoch[thread_number() / WARP];
     note_unshared();
 }

@@ -3,6 +3,7 @@
 namespace simulator {
 
 static void note_unshared();
+static bool awaits_phases();
 
 // A global or shared array: bounds, and per element either a byte that says whether it was written
 // (null: it is an input) or a history.
@@ -12,6 +13,7 @@ struct Array {
     uint8_t *defined;
     History *history;
     bool on_kib = false;  // starts at a whole KiB of shared memory
+    int64_t apart = 0;    // bytes from that of one block of a cluster to the next one's
 
     [[noreturn]] void fail_at(const char *what, int64_t index) const
     {
@@ -26,11 +28,12 @@ struct Array {
         }
     }
 
-    // Whether nothing orders this thread after what `other` did at those epochs.
+    // Whether nothing orders this thread after what `other` did at those epochs. What mbarriers
+    // order is for the PTX machine to follow.
     static bool races(unsigned other, unsigned epoch, unsigned warp_epoch)
     {
         const unsigned self = thread_number();
-        if (other == self || epoch != block.epoch) {
+        if (other == self || epoch != block.epoch() || awaits_phases()) {
             return false;
         }
         const bool same_warp = other / WARP == self / WARP;
@@ -53,11 +56,11 @@ struct Array {
         if (races(h.writer, h.write_epoch, h.write_warp_epoch)) {
             fail_at("no barrier between a write and this read of", index);
         }
-        const bool recent = h.read && h.read_epoch == block.epoch;
+        const bool recent = h.read && h.read_epoch == block.epoch();
         h.read_by_many = recent && (h.read_by_many || h.reader != thread_number());
         h.read = true;
         h.reader = thread_number();
-        h.read_epoch = block.epoch;
+        h.read_epoch = block.epoch();
         h.read_warp_epoch = warp_epoch;
     }
 
@@ -74,13 +77,13 @@ struct Array {
         if (h.written && races(h.writer, h.write_epoch, h.write_warp_epoch)) {
             fail_at("no barrier between two writes of", index);
         }
-        const bool many = h.read_by_many && h.read_epoch == block.epoch;
+        const bool many = h.read_by_many && h.read_epoch == block.epoch() && !awaits_phases();
         if (h.read && (many || races(h.reader, h.read_epoch, h.read_warp_epoch))) {
             fail_at("no barrier between a read and this write of", index);
         }
         h.written = true;
         h.writer = thread_number();
-        h.write_epoch = block.epoch;
+        h.write_epoch = block.epoch();
         h.write_warp_epoch = block.warp_epoch[thread_number() / WARP];
         h.read = h.read_by_many = false;
         note_unshared();
@@ -146,6 +149,18 @@ struct Sited {
     }
 };
 
+// The same element of a shared array in another block of the cluster.
+template <typename T>
+static Cell<T> in_block(const Cell<T> &cell, unsigned rank)
+{
+    if (rank >= block.ranks) {
+        fail("access of shared memory of a block that the cluster has not");
+    }
+    const int64_t far = cell.array->apart * (int64_t(rank) - int64_t(block.rank));
+    const auto moved = [far](const auto *place) { return (decltype(place))((const char *)place + far); };
+    return Cell<T>{moved(cell.array), const_cast<T *>(moved(cell.data)), cell.index, cell.site};
+}
+
 // A parameter of a kernel.
 template <typename T>
 struct Global {
@@ -166,35 +181,40 @@ struct Global {
     Sited<Global> operator()(Site site) const { return {this, site}; }
 };
 
-// A shared array: one for the block at hand, poisoned when a block enters. `offset`: where in the
+// A shared array of each block of a cluster, poisoned when that enters. `offset`: where in the
 // shared memory of the launch it lies; negative if it is declared with its size.
 template <typename T, int64_t N>
 struct Shared {
-    Array array;
-    alignas(16) T data[N];
-    History history[N];
-    uint64_t serial = 0;
+    struct Part {
+        Array array;
+        alignas(16) T data[N];
+        History history[N];
+        uint64_t serial = 0;
+    };
+    Part parts[MOST_RANKS];
 
     void enter(const char *name, int64_t offset, unsigned alignment)
     {
-        if (offset >= 0 && size_t(offset) + sizeof data > block.shared) {
+        if (offset >= 0 && size_t(offset) + N * sizeof(T) > block.shared) {
             fail(std::string(name) + " ends beyond the " + std::to_string(block.shared) +
                  " bytes of shared memory asked for");
         }
-        if (serial == block.serial) {
+        Part &part = parts[block.rank];
+        if (part.serial == block.serial) {
             return;
         }
-        serial = block.serial;
+        part.serial = block.serial;
         const bool on_kib = (offset < 0 ? alignment : unsigned(offset)) % KIB == 0;
-        array = Array{name, N, nullptr, history, on_kib};
-        memset(data, 0xff, sizeof data);
-        std::fill(history, history + N, History());
+        part.array = Array{name, N, nullptr, part.history, on_kib, sizeof part};
+        memset(part.data, 0xff, sizeof part.data);
+        std::fill(part.history, part.history + N, History());
     }
 
     Cell<T> operator[](int64_t index) const
     {
-        array.check_bounds(index);
-        return Cell<T>{&array, const_cast<T *>(data), index};
+        const Part &part = parts[block.rank];
+        part.array.check_bounds(index);
+        return Cell<T>{&part.array, const_cast<T *>(part.data), index};
     }
 
     Sited<Shared> operator()(Site site) const { return {this, site}; }

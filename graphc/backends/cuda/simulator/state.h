@@ -57,11 +57,12 @@ struct Profile {
 #endif
 
 constexpr unsigned WARP = 32;
+constexpr unsigned MOST_RANKS = 4;  // blocks of a cluster
 constexpr size_t STACK_BYTES = 256 << 10;
 
 struct Fault {};
 
-enum class State { ready, at_barrier, at_warp, polling, done };
+enum class State { ready, at_barrier, at_warp, at_cluster, polling, done };
 
 // What a thread left for its warp to read. Two places in turn, so that a fast lane does not
 // overwrite what a slow one has yet to read.
@@ -112,6 +113,7 @@ struct Thread {
     std::vector<Product> products;
     unsigned product_batch = 0;
     bool begun = false;             // products may take this thread's sums
+    bool awaits = false;            // mbarriers order what it does
     bool unshared = false;          // it wrote what products cannot see yet,
     unsigned unshared_epoch = 0;    // first in that epoch
 };
@@ -129,30 +131,34 @@ struct Phases {
     std::vector<std::function<void()>> coming;
 };
 
+// The block at hand, or blocks of a cluster, whose threads are numbered one after another.
 struct Block {
+    unsigned rank = 0, ranks = 1;  // of the thread at hand; blocks
     std::map<const void *, Phases> phases;
     uint64_t moves = 0;  // of what threads may poll for
     std::vector<Thread> threads;
     std::vector<unsigned> warp_epoch;  // counts what orders the threads of a warp
-    unsigned epoch = 0;                // counts barriers
+    unsigned epochs[MOST_RANKS] = {};  // count barriers of each block
     uint64_t serial = 0;               // differs from block to block
     size_t shared = 0;                 // bytes of shared memory that the launch asked for
     bool early = false;                // products are done when they begin, not when waited for
     jmp_buf scheduler;
     std::function<void()> kernel;
     bool fibres = false;
+
+    unsigned &epoch() { return epochs[rank]; }
 };
 
 static Block block;
 static std::string fault;
 
-static inline unsigned thread_number() { return threadIdx.x; }
+static inline unsigned thread_number() { return block.rank * blockDim.x + threadIdx.x; }
 
 [[noreturn]] static void fail(const std::string &what)
 {
     if (fault.empty()) {
         fault = what + " (block " + std::to_string(blockIdx.x) + ", thread " +
-                std::to_string(thread_number()) + ")";
+                std::to_string(threadIdx.x) + ")";
     }
     throw Fault();
 }

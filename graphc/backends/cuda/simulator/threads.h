@@ -4,12 +4,22 @@ namespace simulator {
 
 static Thread &current() { return block.threads[thread_number()]; }
 
+static bool awaits_phases() { return current().awaits; }
+
+// The thread at hand, by its number among those of its cluster.
+static void become(unsigned number)
+{
+    block.rank = number / blockDim.x;
+    threadIdx = Dim{number % blockDim.x, 0, 0};
+    blockIdx = Dim{blockIdx.x / block.ranks * block.ranks + block.rank, 0, 0};
+}
+
 // Notes that this thread has written what products of warp groups cannot see yet.
 static void note_unshared()
 {
     if (!current().unshared) {
         current().unshared = true;
-        current().unshared_epoch = block.epoch;
+        current().unshared_epoch = block.epoch();
     }
 }
 
@@ -37,10 +47,10 @@ static void suspend()
 
 static void wait(State state)
 {
-    const Dim self = threadIdx;
+    const unsigned self = thread_number();
     current().state = state;
     suspend();
-    threadIdx = self;
+    become(self);
     if (!fault.empty()) {
         throw Fault();
     }
@@ -70,10 +80,29 @@ static void start(Thread &thread)
     setcontext(&thread.context);
 }
 
-static bool all_at_barrier()
+// Lets the threads of a block go on, or of all blocks of a cluster, that have all come to a barrier.
+static bool release_barriers()
 {
-    return std::all_of(block.threads.begin(), block.threads.end(),
-                       [](const Thread &t) { return t.state == State::at_barrier; });
+    bool released = false;
+    for (unsigned rank = 0; rank < block.ranks; ++rank) {
+        const auto first = block.threads.begin() + rank * blockDim.x, last = first + blockDim.x;
+        const auto waits = [](const Thread &t) { return t.state == State::at_barrier; };
+        if (std::all_of(first, last, waits)) {
+            std::for_each(first, last, [](Thread &t) { t.state = State::ready; });
+            ++block.epochs[rank];
+            released = true;
+        }
+    }
+    const auto met = [](const Thread &t) { return t.state == State::at_cluster; };
+    if (std::all_of(block.threads.begin(), block.threads.end(), met)) {
+        for (Thread &thread : block.threads) {
+            thread.state = State::ready;
+        }
+        const unsigned last = *std::max_element(block.epochs, block.epochs + block.ranks);
+        std::fill_n(block.epochs, block.ranks, last + 1);
+        released = true;
+    }
+    return released;
 }
 
 // Lets the lanes of a warp go on that wait for one another and have all arrived.
@@ -125,10 +154,10 @@ static bool release_polling()
 static void fail_stuck()
 {
     for (unsigned number = 0; number < block.threads.size(); ++number) {
-        threadIdx.x = number;
+        become(number);
         const State state = block.threads[number].state;
         if (state == State::done && fault.empty()) {
-            fault = "thread " + std::to_string(number) + " of block " +
+            fault = "thread " + std::to_string(threadIdx.x) + " of block " +
                     std::to_string(blockIdx.x) + " ended while others wait for it";
         }
     }
@@ -136,7 +165,7 @@ static void fail_stuck()
         fault = "threads of block " + std::to_string(blockIdx.x) + " wait at different barriers";
     }
     for (unsigned number = 0; number < block.threads.size(); ++number) {
-        threadIdx.x = number;
+        become(number);
         if (current().state != State::done) {  // let it unwind
             resume();
         }
@@ -152,11 +181,11 @@ static void run_fibres(const std::vector<unsigned> &order)
         thread.batch = 0;
         thread.products.clear();
         thread.product_batch = 0;
-        thread.begun = thread.unshared = false;
+        thread.begun = thread.awaits = thread.unshared = false;
     }
     for (;;) {
         for (unsigned number : order) {
-            threadIdx = Dim{number, 0, 0};
+            become(number);
             if (current().state == State::ready) {
                 resume();
             }
@@ -165,12 +194,8 @@ static void run_fibres(const std::vector<unsigned> &order)
         if (std::all_of(block.threads.begin(), block.threads.end(), is_done)) {
             return;
         }
-        if (fault.empty() && all_at_barrier()) {
-            ++block.epoch;
+        if (fault.empty() && release_barriers()) {
             Profile::end_interval();
-            for (Thread &thread : block.threads) {
-                thread.state = State::ready;
-            }
         } else if (!fault.empty() || !(release_warps() | release_polling())) {
             fail_stuck();
             return;
@@ -181,7 +206,7 @@ static void run_fibres(const std::vector<unsigned> &order)
 static void run_plainly(const std::vector<unsigned> &order)
 {
     for (unsigned number : order) {
-        threadIdx = Dim{number, 0, 0};
+        become(number);
         try {
             block.kernel();
         } catch (const Fault &) {
@@ -203,9 +228,9 @@ static std::vector<unsigned> order_of(unsigned count, unsigned order)
     return numbers;
 }
 
-// Runs a grid. `fibres`: threads wait for one another.
+// Runs a grid. `fibres`: threads wait for one another; `ranks`: blocks of a cluster.
 static const char *launch(std::function<void()> kernel, unsigned grid, unsigned threads,
-                          unsigned order, bool fibres, unsigned shared)
+                          unsigned order, bool fibres, unsigned shared, unsigned ranks)
 {
     fault.clear();
     gridDim = Dim{grid, 1, 1};
@@ -213,14 +238,15 @@ static const char *launch(std::function<void()> kernel, unsigned grid, unsigned 
     block.kernel = std::move(kernel);
     block.shared = shared;
     block.early = order % 2 == 1;
-    block.threads.resize(threads);
-    block.warp_epoch.assign((threads + WARP - 1) / WARP, 0);
-    const std::vector<unsigned> thread_order = order_of(threads, order);
+    block.ranks = ranks;
+    block.threads.resize(threads * ranks);
+    block.warp_epoch.assign((threads * ranks + WARP - 1) / WARP, 0);
+    const std::vector<unsigned> thread_order = order_of(threads * ranks, order);
     unsigned blocks = 0;
-    for (unsigned number : order_of(grid, order)) {
-        blockIdx = Dim{number, 0, 0};
+    for (unsigned number : order_of(grid / ranks, order)) {
+        blockIdx = Dim{number * ranks, 0, 0};
         ++block.serial;
-        block.epoch = 0;
+        std::fill_n(block.epochs, ranks, 0u);
         block.phases.clear();
         block.moves = 0;
         if (fibres) {
@@ -229,7 +255,7 @@ static const char *launch(std::function<void()> kernel, unsigned grid, unsigned 
             run_plainly(thread_order);
         }
         Profile::end_block();
-        if (!fault.empty() || Profile::is_enough(++blocks)) {
+        if (!fault.empty() || Profile::is_enough(blocks += ranks)) {
             break;
         }
     }

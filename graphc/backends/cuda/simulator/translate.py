@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 KERNEL = re.compile(
     r'extern "C" __global__ void __launch_bounds__\([\d, ]+\) '
-    r"(?:__cluster_dims__\([\d, ]+\) )?(?P<name>\w+)\((?P<params>[^)]*)\)"
+    r"(?:__cluster_dims__\((?P<blocks>\d+)[\d, ]*\) )?(?P<name>\w+)\((?P<params>[^)]*)\)"
 )
 POINTER = re.compile(r"(?P<type>(?:const )?\w+) \*(?:__restrict__ )?(?P<name>\w+)")
 MAP = re.compile(r"const __grid_constant__ TensorMap (?P<name>\w+)")
@@ -27,7 +27,7 @@ _PART = re.compile(
 )
 _DYNAMIC = re.compile(r"extern __shared__ .*\n")
 _WAITS = re.compile(
-    r"await_phase\(|make_uniform\(|__sync\w+\(|__\w+_sync\(|trade\(|mma_\w+[(<]|load_matrices\w*\("
+    r"await_phase\(|meet_cluster<|make_uniform\(|__sync\w+\(|meet_warp\(|__\w+_sync\(|trade\(|mma_\w+[(<]|load_matrices\w*\("
 )
 
 
@@ -37,7 +37,12 @@ def translate(text: str, mark: Callable[[str], str] = str) -> str:
     kernels = list(KERNEL.finditer(text))
     ends = [*(k.start() for k in kernels[1:]), len(text)]
     entries = [
-        _entry(k["name"], k["params"], _WAITS.search(text, k.end(), end) is not None)
+        _entry(
+            k["name"],
+            k["params"],
+            k["blocks"] or "1",
+            _WAITS.search(text, k.end(), end) is not None,
+        )
         for k, end in zip(kernels, ends)
     ]
     text = KERNEL.sub(_declaration, text)
@@ -59,7 +64,7 @@ def _shared_array(array: re.Match) -> str:
     return f'static simulator::Shared<{type}, {count}> {name}; {name}.enter("{name}", {given});'
 
 
-def _entry(name: str, params: str, waits: bool) -> str:
+def _entry(name: str, params: str, blocks: str, waits: bool) -> str:
     arguments = [
         f'simulator::Global<{p["type"]}>("{p["name"]}", data[{n}], counts[{n}], defined[{n}])'
         for n, p in enumerate(POINTER.finditer(params))
@@ -72,5 +77,5 @@ def _entry(name: str, params: str, waits: bool) -> str:
         "    uint8_t **defined, unsigned grid, unsigned threads, unsigned order,\n"
         "    unsigned shared, const int64_t *sizes, const simulator::TensorMap *maps)\n"
         f"{{\n    return simulator::launch([=] {{ {call}; }}, grid, threads, order, "
-        f"{'true' if waits else 'false'}, shared);\n}}\n"
+        f"{'true' if waits else 'false'}, shared, {blocks});\n}}\n"
     )

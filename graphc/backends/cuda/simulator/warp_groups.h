@@ -4,11 +4,7 @@ static inline void share_copies() { simulator::current().unshared = false; }
 
 static inline void begin_products() { simulator::current().begun = true; }
 
-static inline void commit_products()
-{
-    ++simulator::current().product_batch;
-    simulator::current().begun = false;
-}
+static inline void commit_products() { ++simulator::current().product_batch; }
 
 template <int N>
 static void wait_products()
@@ -23,6 +19,7 @@ static void wait_products()
         }
     }
     products.resize(kept);
+    simulator::meet(0xffffffffu, false);  // products are those of a warp: done for all lanes
 }
 
 namespace simulator {
@@ -32,6 +29,7 @@ static void take_sums()
     if (!current().products.empty()) {
         fail("sums of products that have not been waited for");
     }
+    current().begun = false;  // they may be written from here on
 }
 
 // An operand of a warp group's product: eight lines after eight, 128 bytes each, from the first
@@ -120,7 +118,7 @@ static void begin(W (*products)(uint32_t, uint32_t), S *sums, const A &a, const 
         fail("product of a warp group without begin_products");
     }
     for (const Thread &thread : block.threads) {
-        if (thread.unshared && thread.unshared_epoch < block.epoch) {
+        if (thread.unshared && thread.unshared_epoch < block.epoch()) {
             fail("product of a warp group of what was written without share_copies");
         }
     }
@@ -140,6 +138,7 @@ static void begin(W (*products)(uint32_t, uint32_t), S *sums, const A &a, const 
     {                                                                                              \
         simulator::take_sums();                                                                    \
     }
+SIMULATED_TAKE(16)
 SIMULATED_TAKE(32)
 SIMULATED_TAKE(64)
 SIMULATED_TAKE(128)
@@ -155,6 +154,7 @@ SIMULATED_TAKE(128)
                             simulator::Rows(b, ACROSS_B, FURTHER_B), N);                           \
     }
 #define SIMULATED_GROUPS(TYPE, S)                                                                  \
+    SIMULATED_GROUP(TYPE, S, 32)                                                                   \
     SIMULATED_GROUP(TYPE, S, 64)                                                                   \
     SIMULATED_GROUP(TYPE, S, 128)                                                                  \
     SIMULATED_GROUP(TYPE, S, 256)
@@ -177,6 +177,7 @@ SIMULATED_GROUPS(u8_s8, int32_t)
                                 simulator::held_by_lanes({&a0, &a1, &a2, &a3}),                    \
                                 simulator::Rows(b, 0), N);                                         \
     }
+SIMULATED_HELD(32)
 SIMULATED_HELD(64)
 SIMULATED_HELD(128)
 SIMULATED_HELD(256)
@@ -192,9 +193,11 @@ SIMULATED_HELD(256)
                                 simulator::held_by_lanes({&a0, &a1, &a2, &a3}),                    \
                                 simulator::Rows(b, ACROSS, FURTHER), N);                           \
     }
+SIMULATED_HELD(f16, 32)
 SIMULATED_HELD(f16, 64)
 SIMULATED_HELD(f16, 128)
 SIMULATED_HELD(f16, 256)
+SIMULATED_HELD(bf16, 32)
 SIMULATED_HELD(bf16, 64)
 SIMULATED_HELD(bf16, 128)
 SIMULATED_HELD(bf16, 256)

@@ -30,6 +30,8 @@ FINISHING = 10  # instructions for each result
 EXCHANGING = 4  # instructions for each sum of each group
 APART = 0.125  # of the shorter of two times, which the longer does not hide
 LATENCY = 700  # clocks until a slice is there that is asked for
+MEETING = 380  # clocks until blocks of a cluster have met, and the first sums are there
+GIVEN_RATE = 13  # bytes in a clock that a block reads of others of its cluster (Luo et al., 2024)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Block:
     thread; and needs, over all slices: clocks of arithmetic by all its warps (`multiply`), bytes
     between shared memory and registers (`moved`) and from cache (`read`), in so many `slices`, each
     asked for while those `ahead` of it are multiplied; clocks in which all threads wait for one
-    another at each, if it is alone (`synchronised`)."""
+    another at each, if it is alone (`synchronised`), or a thread copies a slice (`copied`); and
+    bytes of sums that blocks of a cluster give it (`given`). `copying` threads do only that."""
 
     threads: int
     shared: int
@@ -49,6 +52,14 @@ class Block:
     slices: int
     ahead: int
     synchronised: int = SYNCHRONISED
+    copied: int = 0
+    given: int = 0
+    copying: int = 0
+
+    @property
+    def computing(self) -> int:
+        """Threads that multiply and finish results."""
+        return self.threads - self.copying
 
 
 class Tiled(Protocol):
@@ -63,6 +74,11 @@ class Tiled(Protocol):
     @property
     def k_groups(self) -> int:
         """Groups of threads that sum parts of the depth (sliced_k.py)."""
+        ...
+
+    @property
+    def split(self) -> int:
+        """Blocks that sum parts of the depth of one tile."""
         ...
 
     def block(self, gpu: Machine, depth: int) -> Block:
@@ -95,11 +111,14 @@ def clocks(tile: Tiled, gpu: Machine, problem: Problem) -> float:
     if not fitting:
         return float("inf")
     grid = problem.batch * -(-problem.rows // tile.rows) * -(-problem.columns // tile.columns)
+    grid *= tile.split
     most = -(-grid // gpu.multiprocessors)
-    warps, beside = block.threads // WARP, _beside(tile, block)
+    warps, beside = block.computing // WARP, _beside(tile, block)
     busy = max(block.multiply, block.moved / SHARED_RATE, block.read / gpu.cache_rate) + beside
     turn = block.multiply * SCHEDULERS / min(SCHEDULERS, warps) / block.slices
-    alone = block.slices * (max(turn, LATENCY / block.ahead) + block.synchronised) + FIXED + beside
+    slice = max(turn, LATENCY / block.ahead, block.copied) + block.synchronised
+    alone = block.slices * slice + FIXED + beside
+    alone += MEETING + block.given / GIVEN_RATE if block.given else 0
     batches, left = divmod(most, fitting)
     return batches * _together(fitting * busy, alone) + (
         _together(left * busy, alone) if left else 0
@@ -114,7 +133,7 @@ def _together(a: float, b: float) -> float:
 def _beside(tile: Tiled, block: Block) -> float:
     """Clocks that a block's threads issue instructions in before and after all slices."""
     results = tile.rows * tile.columns
-    issued = BESIDE * block.threads + FINISHING * results
+    issued = BESIDE * block.computing + FINISHING * results
     if tile.k_groups > 1:
         issued += EXCHANGING * results * tile.k_groups
     return issued / WARP / SCHEDULERS

@@ -4,33 +4,23 @@ instruction multiplies.
 Factors are values of narrow types. A constant right operand is packed at compile time so that
 asynchronous copies can bring it. A left operand that needs a conversion is stored converted, if
 copies can bring it then (operand_packing.py). Warps multiply by mma.sync (warp_mma.py), warp groups
-of four by wgmma (wgmma.py).
+of four by wgmma (producer.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.contraction.blocks import constant_depth, flattened, sort_depth
-from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
+from graphc.backends.cuda.strategies.contraction.costs import Problem, clocks, ranked
 from graphc.backends.cuda.strategies.contraction.mma_operands import KINDS, Kind, narrow
 from graphc.backends.cuda.strategies.contraction.multistage import SlicedContraction, SlicedTile
 from graphc.backends.cuda.strategies.contraction.operand_packing import (
     lay_out_constant,
     store_narrow,
 )
-from graphc.backends.cuda.strategies.contraction.producer import (
-    PRODUCER_TILES,
-    Producer,
-    ProducerTile,
-)
+from graphc.backends.cuda.strategies.contraction.producer import Producer
 from graphc.backends.cuda.strategies.contraction.warp_mma import WARP_TILES, Warps
-from graphc.backends.cuda.strategies.contraction.wgmma import (
-    GROUP_TILES,
-    GroupTile,
-    WarpGroups,
-)
+from graphc.backends.cuda.strategies.contraction.wgmma import GROUP_TILES, GroupTile
 from graphc.ir.dtypes import f32, i32
 from graphc.ir.extents import points
 from graphc.ir.kernel import Kernel
@@ -42,6 +32,7 @@ from graphc.passes.schedule.choosing import Choose, take_first
 
 MIN_DEPTH = 16  # products to sum
 MIN_ROWS, MIN_COLUMNS = 8, 8  # below which a fragment is mostly empty
+ERROR = 1.15  # times a time that the cost model cannot tell from another one
 
 
 def lower_matrix_cores(
@@ -77,28 +68,33 @@ def lower_matrix_cores(
     problem, flat = Problem(batch, rows, columns, words), flattened(match)
 
     def emitter(tile: SlicedTile) -> SlicedContraction:
-        if isinstance(tile, ProducerTile):
+        if isinstance(tile, GroupTile):
             return Producer(flat, kind, panels, tile)
-        scheme = WarpGroups if isinstance(tile, GroupTile) else Warps
-        return scheme(flat, kind, panels, tile)
+        return Warps(flat, kind, panels, tile)
 
     def kernel(tile: SlicedTile) -> Kernel:
         return emitter(tile).kernel("cores")
 
     tiles: list[SlicedTile] = [*WARP_TILES]
-    if gpu.group_rate and (grouped := emitter(GROUP_TILES[0])).in_lines:
-        tiles = [*(replace(t, held=grouped.panel_a.rounds) for t in GROUP_TILES), *WARP_TILES]
-        if isinstance(rows, int):
-            known = [replace(t, most=_at_once(t, gpu)) for t in PRODUCER_TILES]
-            tiles = [*(t for t in known if Producer(flat, kind, panels, t).fits), *tiles]
-    chosen = tile or choose(
-        computation.text, ranked(tiles, gpu, problem), lambda tile: [kernel(tile)]
-    )
+    if gpu.group_rate:
+        produced = (Producer(flat, kind, panels, t) for t in GROUP_TILES)
+        tiles = [*(p.described(_at_once(p.tile, gpu)) for p in produced if p.fits), *WARP_TILES]
+    best = _groups_first(ranked(tiles, gpu, problem), gpu, problem)
+    chosen = tile or choose(computation.text, best, lambda tile: [kernel(tile)])
     flops = 2 * batch * rows * columns * depth
     return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)
 
 
-def _at_once(tile: ProducerTile, gpu: Machine) -> int:
+def _groups_first(tiles: list[SlicedTile], gpu: Machine, problem: Problem) -> list[SlicedTile]:
+    """Ranked tiles, the best one of warp groups first if it is as good as the best for all that the
+    model can tell: it reads less of caches, and leaves most instructions to issue to others."""
+    grouped = next((t for t in tiles if isinstance(t, GroupTile)), None)
+    if grouped is None or clocks(grouped, gpu, problem) > ERROR * clocks(tiles[0], gpu, problem):
+        return tiles
+    return [grouped, *(t for t in tiles if t is not grouped)]
+
+
+def _at_once(tile: GroupTile, gpu: Machine) -> int:
     """Blocks of a tile that a GPU holds."""
     return gpu.multiprocessors * max(gpu.resident(tile.threads, tile.shared, tile.registers), 1)
 

@@ -68,6 +68,11 @@ class SlicedTile(ABC):
         return slices * self.k_groups + exchanged(self)
 
     @property
+    def split(self) -> int:
+        """Blocks that sum parts of the depth of one tile."""
+        return 1
+
+    @property
     @abstractmethod
     def registers(self) -> int:
         """Of a thread, roughly."""
@@ -94,8 +99,6 @@ class SlicedTile(ABC):
 
 class SlicedContraction(BlockedContraction):
     """Sums in fragments of 16 x 8, whose operands are words in shared memory."""
-
-    before_barrier: tuple[str, ...] = ()  # what threads do once their own copies are there
 
     def __init__(self, flat: FlatContraction, kind: Kind, panels: bool, tile: SlicedTile):
         super().__init__(flat, tile.rows, tile.columns, tile.threads, tile.k_groups)
@@ -133,9 +136,9 @@ class SlicedContraction(BlockedContraction):
         through registers."""
         return self.panel_a.in_lines and self.panel_b.in_lines and not self.panel_b.rounds
 
-    @abstractmethod
     def multiply(self) -> None:
         """The products of all slices, the first of which are asked for."""
+        raise NotImplementedError
 
     def sums(self, first_row: Expr, first_column: Expr) -> None:
         """What a thread does: copies slices ahead, multiplies, and finishes its sums."""
@@ -155,8 +158,6 @@ class SlicedContraction(BlockedContraction):
     def arrive(self) -> None:
         """Waits until the oldest slice on its way is there, for all threads."""
         self.k.emit(Intrin("wait_copies", (Const(self.tile.ahead - 1, i64),)))
-        for name in self.before_barrier:
-            self.k.emit(Intrin(name, ()))
         self.k.emit(Barrier())
 
     def stage(self, slice: Expr) -> Expr:

@@ -1,114 +1,84 @@
-"""Contractions on matrix cores with a producer: warp specialisation, TMA and persistent blocks.
+"""Contractions on matrix cores with a producer: warp specialisation, mbarriers, persistent blocks.
 
-One thread of a warp group of its own, the producer, copies boxes of both operands into stages of
-shared memory (cp.async.bulk.tensor). The other warp groups, the consumers, multiply them by wgmma.
-Two mbarriers guard each stage: `full`, which counts the bytes that come, and `empty`, at which each
-warp of the consumers arrives once the products that read the stage are done:
+A warp group of its own, the producer, brings slices of both operands into stages of shared memory.
+Where boxes can be cut from an operand, one thread has TMA copy them (cp.async.bulk.tensor); what
+must be gathered (windows of a convolution: implicit GEMM, im2col without a matrix in memory; rows
+that are read under a guard), all threads of the producer copy, 16 bytes at a time (cp.async). The
+other warp groups, the consumers, multiply slices by wgmma. Two mbarriers guard each stage: `full`,
+which counts bytes of boxes and threads whose copies have come, and `empty`, at which each warp of
+the consumers arrives once the products that read the stage are done:
 
-    producer   for each tile, each slice: awaits empty; expects the bytes; asks for both boxes
+    producer   for each tile, each slice: awaits empty; expects the bytes and asks for boxes; copies
     consumers  for each tile, each slice s: await full; begin the products of s; wait for those of
                s - 1; give its stage back
+
+Where there are stages for all slices, nothing is given back.
+
+What threads copied, products read through another proxy: consumers fence it once it is there.
 
 Two blocks of a cluster may compute tiles below one another: each copies half of the columns to both
 (multicast), and consumers give stages back to both. This halves what is read of the columns from
 the second level of cache, which bounds tiles of 128 x 256.
 
+Where there are few tiles, the blocks of a cluster sum parts of the depth of one tile (split-K).
+Each finishes a part of it, for which it reads the sums of all in their shared memory.
+
 A block computes one tile after another where there are more tiles than blocks at once: then the
 slices of the next tile come while results of this one are stored. This is CUTLASS's cooperative
 kernel (NVIDIA, CUTLASS 3, sm90 TMA GMMA warp-specialised cooperative). Consumers take registers
 that the producer leaves.
-
-Operands must be tensors of constant extents that boxes can be cut from: no gathered windows, and
-nothing to convert.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.bulk_instructions import (
+    ARRIVE,
     AWAIT,
     BACK,
     BACK_TO_BOTH,
-    CLUSTER,
     EXPECT,
     FENCE,
+    FROM_BLOCK,
     LEAVE,
     MAKE,
     MEET,
+    MEET_WARP,
     TAKE,
 )
-from graphc.backends.cuda.machines import WARP, Machine
+from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.strategies.contraction.blocks import FlatContraction
-from graphc.backends.cuda.strategies.contraction.costs import Block
 from graphc.backends.cuda.strategies.contraction.mma_operands import Kind
 from graphc.backends.cuda.strategies.contraction.panels import CHUNK, LINE, Panel, ThreadGroup
-from graphc.backends.cuda.strategies.contraction.wgmma import (
-    LINE_WORDS,
-    STEPS,
-    GroupTile,
-    WarpGroups,
+from graphc.backends.cuda.strategies.contraction.wgmma import STEPS, GroupTile, WarpGroups
+from graphc.backends.cuda.warpgroup_instructions import SHARE, UNIFORM
+from graphc.ir.addresses import is_affine_in, unflatten_index
+from graphc.ir.dtypes import f32, i32, i64, u32, u64
+from graphc.ir.expr import (
+    TRUE,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Ref,
+    cast,
+    free_indices,
+    substitute,
 )
-from graphc.backends.cuda.warpgroup_instructions import UNIFORM
-from graphc.ir.addresses import is_affine_in
-from graphc.ir.dtypes import i32, i64, u64
-from graphc.ir.expr import TRUE, Const, Expr, Index, Load, Ref, cast, free_indices, substitute
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Let
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim
 
 MOST_BOX = 256  # rows of a box
 MOST_RANK = 5
-LEFT, TAKEN = 40, 232  # registers of a thread of the producer and of two groups of consumers
-GROUP = 4 * WARP
-
-
-@dataclass(frozen=True)
-class ProducerTile(GroupTile):
-    """Teams are the warp groups that multiply; one more copies. `most`: blocks at once, of which
-    each computes one tile after another. `cluster`: blocks below one another that share the columns
-    they read: each copies a part of them to all."""
-
-    most: int = 0
-    cluster: int = 1
-
-    @property
-    def consumers(self) -> int:
-        return self.team * self.teams
-
-    @property
-    def threads(self) -> int:
-        return self.consumers + self.team
-
-    @property
-    def ahead(self) -> int:
-        return self.stages - 1
-
-    @property
-    def registers(self) -> int:
-        """As many as there are for so many threads, where groups trade them."""
-        return 168 if self.teams == 2 else super().registers
-
-    def block(self, gpu: Machine, depth: int) -> Block:
-        block = super().block(gpu, depth)
-        sides = self.rows + self.columns
-        read = block.read * (self.rows + self.columns // self.cluster) / sides
-        return replace(block, read=read, synchronised=0)
-
-
-PRODUCER_SIDES = (
-    (128, 256, 64, 256), (256, 128, 128, 128), (128, 128, 64, 128), (64, 256, 64, 256),
-    (64, 128, 64, 128), (128, 64, 64, 64), (64, 64, 64, 64),
-)  # fmt: skip
-PRODUCER_TILES = tuple(
-    ProducerTile(*sides, LINE_WORDS, stages, cluster=cluster)
-    for sides in PRODUCER_SIDES
-    for stages in (4, 8)
-    for cluster in (1, CLUSTER)
-    if sides[1] >= 128 or cluster == 1
-)
+UNROLLED = 8  # slices of the loop of consumers that are written out
+# Registers of a thread of the producer and of two groups of consumers, where it asks for boxes
+# alone, and where it copies.
+BY_BOXES, BY_COPIES = (40, 232), (88, 208)
 
 
 @dataclass(frozen=True)
@@ -131,9 +101,11 @@ def boxes_of(panel: Panel, outer: list[Index]) -> Boxes | None:
     side and indices of the batch, at strides of 16 bytes and more; None if they are not."""
     words, operand = panel.words, panel.words.operand
     load, guard = words._load()
-    if load is None or guard is not TRUE or panel.rounds or not panel.in_lines:
+    if load is None or guard is not TRUE or not panel.in_lines:
         return None
     if len(operand.side) != 1 or len(operand.depth) != 1:
+        return None
+    if panel.side > MOST_BOX and not panel.across:
         return None
     along = (
         [operand.side[0], operand.depth[0]] if panel.across else [operand.depth[0], operand.side[0]]
@@ -156,29 +128,58 @@ def boxes_of(panel: Panel, outer: list[Index]) -> Boxes | None:
 
 
 class Producer(WarpGroups):
-    """The kernel of a contraction whose operands come in boxes."""
+    """The kernel of a contraction whose slices a producer brings."""
 
-    tile: ProducerTile
+    tile: GroupTile
 
-    def __init__(self, flat: FlatContraction, kind: Kind, panels: bool, tile: ProducerTile):
+    def __init__(self, flat: FlatContraction, kind: Kind, panels: bool, tile: GroupTile):
         super().__init__(flat, kind, panels, tile)
         outer = flat.match.outer
-        self.boxes = [boxes_of(p, outer) for p in (self.panel_a, self.panel_b)]
+        panes = (self.panel_a, self.panel_b)
+        self.boxes = [boxes_of(p, outer) for p in panes]
+        self.gathered = [p for p, boxes in zip(panes, self.boxes) if boxes is None]
         self.full, self.empty = (
             Buffer(name, u64, (tile.stages,), "local") for name in ("full", "empty")
         )
         self.shared += [self.full, self.empty]
+        self.slices = -(-self.slices // tile.split)
+        if tile.split > 1:
+            sums = (math.prod(self.fragments) * 2, tile.consumers, 2)
+            self.partial = Buffer("partial_sums", self.kind.sum, sums, "local")
+            self.shared.append(self.partial)
         self.resident = 1 if tile.teams == 2 else 0
 
     @property
+    def together(self) -> int:
+        """Blocks of a cluster."""
+        return self.tile.cluster * self.tile.split
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether rows, columns and batch are."""
+        sides = (self.a.count, self.b.count, *(x.extent for x in self.match.outer))
+        return all(isinstance(x, int) for x in sides)
+
+    @property
     def fits(self) -> bool:
-        """Whether boxes can be cut from both operands."""
-        return (
-            None not in self.boxes
-            and all(isinstance(x.extent, int) for x in self.match.outer)
-            and all(p.side <= MOST_BOX or p.across for p in (self.panel_a, self.panel_b))
-            and -(-self.a.count // self.tile.rows) % self.tile.cluster == 0
-        )
+        """Whether products can read both operands as they come, and the tile's blocks suit. Blocks
+        share boxes of columns; of open sizes each block computes one tile."""
+        tile = self.tile
+        if not self.in_lines:
+            return False
+        if tile.cluster > 1 and (self.boxes[1] is None or not self.is_constant):
+            return False
+        if tile.split > 1 and not (self.kind.sum is f32 and self.is_constant):
+            return False
+        return tile.cluster == 1 or -(-self.a.count // tile.rows) % tile.cluster == 0
+
+    def described(self, most: int) -> GroupTile:
+        """The tile with what the cost model asks of it; `most` blocks run at once."""
+        persistent = self.tile.split == 1 and self.is_constant
+        return replace(
+            self.tile, held=self.panel_a.rounds, gathered=sum(p.side for p in self.gathered),
+            most=most if persistent else 0,
+        )  # fmt: skip
 
     def _swizzled_rows(self, rows: Dim) -> int:
         together = super()._swizzled_rows(rows)
@@ -186,25 +187,32 @@ class Producer(WarpGroups):
 
     # ---------------------------------------------------------------- tiles
 
-    def grid(self, tiles: Dim) -> int:
-        assert isinstance(tiles, int)
-        return min(tiles, self.tile.most or tiles)
+    def grid(self, tiles: Dim) -> Dim:
+        if self.tile.split > 1:
+            return tiles * self.tile.split
+        return min(tiles, self.tile.most or tiles) if isinstance(tiles, int) else tiles
+
+    def _turns(self, tiles: Dim) -> int:
+        """Tiles that a block computes, at most."""
+        grid = self.grid(tiles)
+        if self.tile.split > 1 or not (isinstance(tiles, int) and isinstance(grid, int)):
+            return 1
+        return -(-tiles // grid)
 
     def block_body(self, block: Index, tiles: Dim) -> None:
         """What a thread does for all tiles of its block."""
-        assert isinstance(tiles, int)
         k, consumers = self.k, self.tile.consumers
+        self.part = simplify(block % self.tile.split)
+        self.turns = self._turns(tiles)
+        self.refills = self.turns * self.slices > self.tile.stages
         with k.when(self.thread.eq(consumers)):
-            for stage in range(self.tile.stages):
-                at = Const(stage, i64)
-                k.emit(Intrin(MAKE, (self.full[at], Const(1, i64))))
-                arrivals = consumers // WARP * self.tile.cluster
-                k.emit(Intrin(MAKE, (self.empty[at], Const(arrivals, i64))))
-            k.emit(Intrin(FENCE, ()))
-        k.emit(Barrier())
-        self._meet()
+            self._make_barriers()
+        if self.tile.cluster > 1:  # before copies and arrivals come from the other one
+            self._meet()
+        else:
+            k.emit(Barrier())
         with k.when(self.thread < consumers):
-            self._registers(TAKE, TAKEN)
+            self._registers(TAKE)
             consumer = Ref("consumer", i64, 0, consumers - 1)
             k.emit(Let(consumer, self.thread))
             shared = k.alloc(i32, (), "reg", "warp_group")
@@ -216,25 +224,55 @@ class Producer(WarpGroups):
             with self._tiles(block, tiles) as (turn, row, column):
                 self._consume(turn, row, column)
         with k.otherwise():
-            self._registers(LEAVE, LEFT)
-            with k.when(self.thread.eq(consumers)), self._tiles(block, tiles) as where:
+            self._registers(LEAVE)
+            own = Ref("own", i64, 0, self.tile.team - 1)
+            k.emit(Let(own, simplify(self.thread - consumers)))
+            self.loaders = ThreadGroup(k, own, self.tile.team, {})
+            alone = own.eq(0) if not self.gathered else TRUE
+            with k.where(alone), self._tiles(block, tiles) as where:
                 self._produce(*where)
-        self._meet()  # no block ends while the other may still give it a stage back
+            if self.tile.split > 1:
+                self._meet()
+        if self.together > 1:
+            self._meet()  # no block ends while others may still use its shared memory
+
+    def _make_barriers(self) -> None:
+        """A stage is full once boxes are asked for and have come, and all copies of threads; where
+        these store what is not there, each warp arrives besides."""
+        k, tile = self.k, self.tile
+        arrivals = 1 if len(self.gathered) < 2 else 0
+        arrivals += tile.team if self.gathered else 0
+        arrivals += tile.team // WARP if self._stores else 0
+        for stage in range(tile.stages):
+            at = Const(stage, i64)
+            k.emit(Intrin(MAKE, (self.full[at], Const(arrivals, i64))))
+            given = tile.consumers // WARP * tile.cluster
+            if self.refills:
+                k.emit(Intrin(MAKE, (self.empty[at], Const(given, i64))))
+        k.emit(Intrin(FENCE, ()))
+
+    @property
+    def _stores(self) -> bool:
+        """Whether elements that are not there are stored, as they are not zeros."""
+        return any(p.words.padding for p in self.gathered)
 
     def _meet(self) -> None:
-        if self.tile.cluster > 1:
-            self.k.emit(Intrin(MEET, ()))
+        self.k.emit(Intrin(MEET, (Const(self.together, i64),)))
 
-    def _registers(self, name: str, count: int) -> None:
+    def _registers(self, name: str) -> None:
         if self.tile.teams == 2:
-            self.k.emit(Intrin(name, (Const(count, i64),)))
+            left, taken = BY_COPIES if self.gathered else BY_BOXES
+            self.k.emit(Intrin(name, (Const(left if name == LEAVE else taken, i64),)))
 
     @contextmanager
-    def _tiles(self, block: Index, tiles: int) -> Iterator[tuple[Expr, Expr, Expr]]:
+    def _tiles(self, block: Index, tiles: Dim) -> Iterator[tuple[Expr, Expr, Expr]]:
         """The tiles of a block: how many came before, and the first row and column of each."""
         grid = self.grid(tiles)
-        turns = -(-tiles // grid)
-        with self.k.loop(turns, name=self.k.fresh("turn")) as turn:
+        if self.turns == 1:
+            yield (Const(0, i64), *self.start_of(simplify(block // self.tile.split)))
+            return
+        assert isinstance(grid, int) and isinstance(tiles, int)
+        with self.k.loop(self.turns, name=self.k.fresh("turn")) as turn:
             tile = simplify(turn * grid + block)
             with self.k.where(tile < tiles if tiles % grid else TRUE):
                 known = Ref(self.k.fresh("tile"), i64, 0, tiles - 1)
@@ -256,44 +294,132 @@ class Producer(WarpGroups):
         self.totals = k.alloc(self.kind.sum, (down, across, 4), "reg", "sums")
         with k.loops(down, across, 4, kind="unroll") as (i, j, e):
             k.store(self.totals, (i, j, e), Const(0, self.kind.sum))
-        self._take_sums()
+        if self.panel_a.rounds:
+            self.rows = k.alloc(u32, (len(STEPS), down, 4), "reg", "rows")
+        self._take_sums()  # they are 0 before products are begun: a register must not change then
         first = simplify(turn * self.slices)
-        self._multiply(first)
-        with k.loop(self.slices - 1, name=k.fresh("slice")) as slice:
-            number = simplify(first + slice + 1)
-            self._multiply(number)
-            self._wait(1)
-            self._give_back(simplify(number - 1))
+        if self.panel_a.rounds:
+            self._multiply_rounded(first)
+        else:
+            self._multiply_all(first)
         self._wait(0)
-        self._give_back(simplify(first + (self.slices - 1)))
+        if self.turns > 1:  # else nothing takes its place
+            if self.panel_a.rounds:
+                self.k.emit(Intrin(MEET_WARP, ()))
+            self._give_back(simplify(first + (self.slices - 1)))
         self._take_sums()
-        self._finish_all()
+        if self.tile.split > 1:
+            self._finish_share()
+        else:
+            self._finish_all()
+
+    def _multiply_all(self, first: Expr) -> None:
+        """Begins the products of all slices, those of one while others go on."""
+        self._begin()
+        self._multiply(first)
+        written = UNROLLED if self.refills and self.slices - 1 > UNROLLED else 1
+        with self.k.loop(self.slices - 1, "unroll", name=self.k.fresh("slice"), width=written) as n:
+            number = simplify(first + n + 1)
+            self._multiply(number)
+            if self.refills:
+                self._wait(1)
+                self._give_back(simplify(number - 1))
+        if not self.refills:
+            self._commit()
 
     def _multiply(self, number: Expr) -> None:
-        """Begins the products of a slice that has come."""
+        """Begins the products of a slice that has come. Where nothing is given back, those of all
+        slices are one batch."""
+        stage = self._await(number)
+        if self.gathered:
+            self.k.emit(Intrin(SHARE, ()))
+        self._products(stage, STEPS)
+        if self.refills:
+            self._commit()
+
+    def _multiply_rounded(self, first: Expr) -> None:
+        """The same where rows pass through registers, which products hold until they are done."""
+        with self.k.loop(self.slices, "unroll", name=self.k.fresh("slice"), width=1) as n:
+            number = simplify(first + n)
+            stage = self._await(number)
+            if self.panel_b in self.gathered:
+                self.k.emit(Intrin(SHARE, ()))
+            self._products_of_rounded(stage)
+            self._wait(1)
+            if self.refills and self.slices > 1:
+                with self.k.when(n > 0):
+                    self.k.emit(Intrin(MEET_WARP, ()))  # one lane tells of what all have read
+                    self._give_back(simplify(number - 1))
+
+    def _await(self, number: Expr) -> Expr:
+        """Waits for a slice; its stage."""
         stage = self.k.let(self._stage(number))
         self.k.emit(Intrin(AWAIT, (self.full[stage], self._parity(number))))
-        self._products(stage, STEPS)
+        return stage
 
     def _give_back(self, number: Expr) -> None:
         name = BACK_TO_BOTH if self.tile.cluster > 1 else BACK
         self.k.emit(Intrin(name, (self.empty[self._stage(number)],)))
 
+    def _finish_share(self) -> None:
+        """A part of the tile: the sums of all blocks of the cluster, added in their order."""
+        k, split, member = self.k, self.tile.split, self.loaders.thread
+        extents = (*self.fragments, 2)
+        with k.loops(*extents, kind="unroll") as (i, j, half):
+            at = simplify((i * self.fragments[1] + j) * 2 + half)
+            cells = [self.totals[i, j, simplify(half * 2 + e)] for e in range(2)]
+            k.emit(Intrin("store_vector", (self.partial[at, member, Const(0, i64)], *cells)))
+        self._meet()
+        own = math.prod(extents) // split
+        totals = k.alloc(f32, (own, 2), "reg", "totals")
+        parts = k.alloc(f32, (own, split, 2), "reg", "parts")
+        with k.loops(own, split, kind="unroll") as (n, block):
+            place = self.partial[simplify(self.part * own + n), member, Const(0, i64)]
+            k.emit(Intrin(FROM_BLOCK, (place, block, *(parts[n, block, e] for e in range(2)))))
+        with k.loops(own, 2, kind="unroll") as (n, e):
+            total: Expr = parts[n, Const(0, i64), e]
+            for other in range(1, split):
+                total = total + parts[n, Const(other, i64), e]
+            k.store(totals, (n, e), total)
+        with k.loop(own, kind="unroll") as n:
+            i, j, half = unflatten_index(simplify(self.part * own + n), extents)
+            self._finish(i, half, [(j, [totals[n, Const(e, i64)] for e in range(2)])])
+
     # ---------------------------------------------------------------- producer
 
     def _produce(self, turn: Expr, row: Expr, column: Expr) -> None:
         k = self.k
+        self.loaders = replace(self.loaders, fixed=self.fixed)
         panels = tuple(zip((self.panel_a, self.panel_b), self.boxes, (row, column)))
-        size = sum(4 * p.rows * p.chunks * CHUNK for p, _, _ in panels)
-        with k.loop(self.slices, "unroll", name=k.fresh("slice"), width=1) as slice:
-            number = simplify(turn * self.slices + slice)
+        with k.loop(self.slices, "unroll", name=k.fresh("slice"), width=1) as n:
+            number = simplify(turn * self.slices + n)
             stage = k.let(self._stage(number))
-            k.emit(Intrin(AWAIT, (self.empty[stage], simplify(1 - self._parity(number)))))
-            k.emit(Intrin(EXPECT, (self.full[stage], Const(size, i64))))
+            if self.refills:
+                empty = simplify(1 - self._parity(number))
+                k.emit(Intrin(AWAIT, (self.empty[stage], empty)))
+            slice = simplify(self.part * self.slices + n)
+            if len(self.gathered) < 2:
+                with k.where(TRUE if not self.gathered else self.loaders.thread.eq(0)):
+                    self._ask(panels, slice, stage)
             for panel, boxes, first in panels:
-                assert boxes is not None
-                deep = simplify(slice * (panel.depth_words * self.kind.per_word))
-                self._copy(panel, boxes, first, deep, stage)
+                if boxes is None:
+                    panel.fetch(self.loaders, first, slice, stage)
+            if self._stores:
+                k.emit(Intrin(MEET_WARP, ()))
+                k.emit(Intrin(BACK, (self.full[stage],)))
+            if self.gathered:
+                k.emit(Intrin(ARRIVE, (self.full[stage],)))
+
+    def _ask(
+        self, panels: tuple[tuple[Panel, Boxes | None, Expr], ...], slice: Expr, stage: Expr
+    ) -> None:
+        """Asks for all boxes of a slice."""
+        cut = [(panel, boxes, first) for panel, boxes, first in panels if boxes is not None]
+        size = sum(4 * p.rows * p.chunks * CHUNK for p, _, _ in cut)
+        self.k.emit(Intrin(EXPECT, (self.full[stage], Const(size, i64))))
+        for panel, boxes, first in cut:
+            deep = simplify(slice * (panel.depth_words * self.kind.per_word))
+            self._copy(panel, boxes, first, deep, stage)
 
     def _copy(self, panel: Panel, boxes: Boxes, first: Expr, deep: Expr, stage: Expr) -> None:
         """A slice of the positions from `first` on: one box for each line across, or each line of

@@ -85,6 +85,10 @@ class Tile:
     k_groups: int = 1
 
     @property
+    def split(self) -> int:
+        return 1
+
+    @property
     def threads(self) -> int:
         own = self.thread_rows * self.thread_columns
         return self.rows * self.columns // own * self.k_groups

@@ -2,15 +2,8 @@
 
 Matrix cores read both operands from shared memory, in swizzled lines of 128 bytes, so no fragments
 pass through registers. A warp group computes 64 rows by up to 256 columns at once. wgmma is
-asynchronous: products of a slice go on while those of the next begin. A stage may be filled again
-once every warp group has waited for the products that read it and a barrier has followed:
-
-    slice s     arrives; barrier; its products begin; the copy of slice s + stages - 2 begins, in
-                place of slice s - 2; the products of slice s - 1 are waited for
-
-This is CUTLASS's mainloop for sm_90 with cp.async and without TMA (NVIDIA, CUTLASS 3, multistage
-GMMA mainloop). It gathers anything that copies can gather: windows of a convolution (implicit GEMM,
-im2col without a matrix in memory) as well as rows of a matrix.
+asynchronous: products of a slice go on while those of the next begin. Who brings slices, and when
+their stages may be filled again, is in producer.py.
 
 Operands that must be rounded to TF32 pass through registers, half a slice at a time: one half is
 loaded and rounded while the products of the other half go on.
@@ -18,40 +11,67 @@ loaded and rounded while the products of the other half go on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from graphc.backends.cuda.bulk_instructions import CLUSTER
 from graphc.backends.cuda.machines import WARP, Machine
+from graphc.backends.cuda.strategies.contraction.costs import Block
 from graphc.backends.cuda.strategies.contraction.multistage import SlicedContraction, SlicedTile
 from graphc.backends.cuda.strategies.contraction.panels import STEP
-from graphc.ir.dtypes import i64, u32
-from graphc.ir.expr import Const, Expr, Load, Ref
-from graphc.ir.kernel import Intrin, Let
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Expr, Load
+from graphc.ir.kernel import Buffer, Intrin
 from graphc.ir.simplify import simplify
 
 LINE_WORDS = 32  # of the depth in a slice: what products read lies in lines of 128 bytes
 STEPS = range(LINE_WORDS // STEP)
+COPYING = 32  # clocks in which a thread of the producer copies a chunk, about: two an instruction
 
 
 @dataclass(frozen=True)
 class GroupTile(SlicedTile):
-    """Teams are warp groups; `held`: their rows of a slice go through registers."""
+    """Teams are the warp groups that multiply; one more copies. `held`: rows of a slice go through
+    registers; `gathered`: positions of a slice that threads copy, where no boxes can be cut.
+
+    `most`: blocks at once, of which each computes one tile after another (0: each computes one).
+    `cluster`: blocks below one another that share the columns they read: each copies a part of them
+    to all. `parts`: of the depth of a tile, each summed by a block of a cluster (split-K)."""
 
     held: bool = False
+    gathered: int = 0
+    most: int = 0
+    cluster: int = 1
+    parts: int = 1
 
     team = 4 * WARP
     pitch = 64
 
     @property
-    def ahead(self) -> int:
-        return self.stages - 2
+    def split(self) -> int:
+        return self.parts
+
+    @property
+    def consumers(self) -> int:
+        return self.team * self.teams
+
+    @property
+    def threads(self) -> int:
+        return self.consumers + self.team
 
     @property
     def registers(self) -> int:
-        """Of a thread: sums, rows that are held, and addresses, roughly."""
+        """Of a thread: as many as there are for so many threads, where groups trade them; else
+        sums, rows that are held, and addresses, roughly."""
+        if self.teams == 2:
+            return 168
         held = self.own_rows * self.words // self.team if self.held else 0
         return self.own_rows * self.own_columns // self.team + held + 40
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return super().shared + (4 * self.rows * self.columns if self.split > 1 else 0)
 
     def fetched(self) -> int:
         return self.teams * self.own_rows // self.pitch * (self.pitch + self.own_columns)
@@ -59,64 +79,69 @@ class GroupTile(SlicedTile):
     def rate(self, gpu: Machine) -> int:
         return gpu.group_rate
 
+    def block(self, gpu: Machine, depth: int) -> Block:
+        """What a block needs for its part of sums of so many words."""
+        block = super().block(gpu, -(-depth // self.split))
+        sides = self.rows + self.columns
+        read = block.read * (self.rows + self.columns // self.cluster) / sides
+        chunks = self.gathered * self.words // 4
+        given = 4 * self.rows * self.columns * (self.split - 1) // self.split
+        return replace(
+            block, read=read, synchronised=0, copied=chunks * COPYING // self.team, given=given,
+            copying=self.team,
+        )  # fmt: skip
 
-GROUP_SIDES = (
-    (192, 256, 64, 256), (128, 256, 64, 256), (256, 128, 128, 128), (192, 128, 64, 128),
-    (128, 128, 64, 128), (128, 64, 64, 64), (64, 256, 64, 128), (64, 128, 64, 64),
-    (64, 128, 64, 128), (64, 64, 64, 64),
+
+SIDES = (
+    (128, 256, 64, 256), (256, 128, 128, 128), (128, 128, 64, 128), (64, 256, 64, 256),
+    (64, 128, 64, 128), (128, 64, 64, 64), (64, 64, 64, 64), (64, 32, 64, 32),
 )  # fmt: skip
-GROUP_TILES = tuple(
-    GroupTile(*sides, LINE_WORDS, stages) for sides in GROUP_SIDES for stages in (4, 3, 5, 6)
+MOST_SPLIT = 64  # rows of tiles whose depth blocks of a cluster share
+GROUP_TILES = (
+    *(
+        GroupTile(*sides, LINE_WORDS, stages, cluster=cluster)
+        for sides in SIDES
+        for stages in (4, 8)
+        for cluster in (1, CLUSTER)
+        if sides[1] >= 128 or cluster == 1
+    ),
+    *(
+        GroupTile(*sides, LINE_WORDS, stages, parts=parts)
+        for sides in SIDES
+        if max(sides) <= MOST_SPLIT
+        for stages in (4, 8)
+        for parts in (2, 4)
+    ),
 )
 
 
 class WarpGroups(SlicedContraction):
-    """Products of panels where they are."""
+    """Products of panels where they are; `rows`: those of a slice in registers, to be rounded."""
 
-    before_barrier = ("share_copies",)
-
-    def multiply(self) -> None:
-        """A loop over slices that others are asked for behind, and one over the last. ptxas keeps
-        products in flight from one iteration to the next only where none of them branches."""
-        if self.panel_a.rounds:
-            self.rows = self.k.alloc(u32, (len(STEPS), self.fragments[0], 4), "reg", "rows")
-        self._take_sums()  # they are 0 before products are begun: a register must not change then
-        first = max(self.slices - self.tile.ahead, 0)
-        if first:
-            with self.k.loop(first, name="slice") as slice:
-                self._slice(slice, True)
-        with self.k.loop(self.slices - first, name="slice") as last:
-            self._slice(simplify(last + first), False)
-        self._wait(0)
-        self._take_sums()
+    rows: Buffer
 
     def _take_sums(self) -> None:
-        sums = math.prod(self.fragments) * 4
+        """A compiler may not move what is done to sums across this."""
+        sums = self.totals.size
         self.k.emit(Intrin(f"take_sums_{sums}", (self.totals[0, 0, 0],)))
 
-    def _slice(self, slice: Expr, is_followed: bool) -> None:
-        k = self.k
-        self.arrive()
-        stage = k.let(self.stage(slice))
-        if self.panel_a.rounds:
-            self._products_of_rounded(stage)
-        else:
-            self._products(stage, STEPS)
-        if is_followed:
-            coming = Ref("coming", i64, 0, self.slices - 1)
-            k.emit(Let(coming, simplify(slice + self.tile.ahead)))
-            self.fetch(coming)
-        k.emit(Intrin("commit_copies", ()))
-        self._wait(1)
+    def _begin(self) -> None:
+        """Products may take the registers that were written so far. Those that add to the same sums
+        come in order: no more is needed between them (PTX ISA, wgmma.fence)."""
+        self.k.emit(Intrin("begin_products", ()))
 
     def _products_of_rounded(self, stage: Expr) -> None:
         """The products of a slice whose first operand is rounded in registers."""
         first, second = STEPS[: len(STEPS) // 2], STEPS[len(STEPS) // 2 :]
         self._hold(stage, first)
+        self._begin()
         self._products(stage, first)
+        self._commit()
         self._wait(1)
         self._hold(stage, second)
+        self._begin()
         self._products(stage, second)
+        self._commit()
 
     def _hold(self, stage: Expr, steps: Sequence[int]) -> None:
         """The rows of some steps in registers, rounded; these products are no longer under way."""
@@ -132,11 +157,13 @@ class WarpGroups(SlicedContraction):
         return [self.rows[Const(step, i64), Const(part, i64), Const(n, i64)] for n in range(4)]
 
     def _products(self, stage: Expr, steps: Sequence[int]) -> None:
-        """Begins a batch of products."""
-        self.k.emit(Intrin("begin_products", ()))
+        """Begins products of a batch."""
         for step in steps:
             for part in range(self.fragments[0]):
                 self._product(stage, step, part)
+
+    def _commit(self) -> None:
+        """Ends a batch of products."""
         self.k.emit(Intrin("commit_products", ()))
 
     def _product(self, stage: Expr, step: int, part: int) -> None:
