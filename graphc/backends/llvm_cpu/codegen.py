@@ -17,6 +17,7 @@ from graphc.ir.dtypes import DType, bf16, f16
 from graphc.ir.program import Program, shared_places
 from graphc.ir.scalar.functions import IN_ORDER
 from graphc.ir.scalar.narrow import BELOW_BYTES
+from graphc.passes.kernel.fixed_offsets import name_fixed_offsets
 from graphc.passes.kernel.prepare import prepare_kernel
 from graphc.progress import counted, tell
 
@@ -34,7 +35,10 @@ def llvm_text(program: Program, target: CpuTarget | None = None, timed: bool = F
     kernels = counted("preparing kernels", program.kernels.items())
     target = target or host_target()
     lacks = lacked_by(target)
-    prepared = {name: prepare_kernel(kernel, lacks, IN_ORDER) for name, kernel in kernels}
+    prepared = {
+        name: name_fixed_offsets(prepare_kernel(kernel, lacks, IN_ORDER))
+        for name, kernel in kernels
+    }
     more = [partial(TimedSteps, counter=counter_of(target))] if timed else []
     return emit_program(replace(program, kernels=prepared), target.instructions, more)
 
