@@ -1,5 +1,6 @@
 """Instructions that kernels of several targets name in `Intrin` statements, and their meaning.
 
+    dot2_wide(sum, a, w)                sum += a[0] * w[0] + a[1] * w[1]
     dot4(sum, a, w, centre)             sum += (a[0] - centre) * w[0] + ... + (a[3] - centre) * w[3]
     dot4_wide(sum, a, w)                sum += a[0] * w[0] + ... + a[3] * w[3]
     dot4_mixed(sum, a, w)               as dot4_wide, with the weights of a[0], a[2], a[1], a[3]
@@ -10,13 +11,13 @@
     lowest(place, bits)                 place[0] becomes the lowest bit set in bits[0], which has
                                         one and loses it
 
-`sum` is an element of type i32 (sums wrap), `a` and `w` are loads of the first of four consecutive
-elements (of dot4 `a` int8 or uint8 and `w` int8, of dot4_wide both int16, of dot4_mixed `a` int16
-and `w` int8, of dot4_codes `a` int8 and `w` uint8), `centre` is a constant within -256..255,
-`shift` and `bits` are constants whose sum is at most 8. Elements of int16 begin at multiples of 4
-bytes, but for those of dot4_mixed. In a vector loop every lane has a sum and four elements of `w`
-of its own. `tile` is a load of the first element of a local array of `side * side`, which stands
-outside of vector loops.
+`sum` is an element of type i32 (sums wrap), `a` and `w` are loads of the first of two or four
+consecutive elements (of dot4 `a` int8 or uint8 and `w` int8, of wide ones both int16, of dot4_mixed
+`a` int16 and `w` int8, of dot4_codes `a` int8 and `w` uint8), `centre` is a constant within
+-256..255, `shift` and `bits` are constants whose sum is at most 8. Elements of int16 begin at
+multiples of 4 bytes, but for those of dot4_mixed. In a vector loop every lane has a sum and
+elements of `w` of its own. `tile` is a load of the first element of a local array of `side * side`,
+which stands outside of vector loops.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from graphc.ir.expr import Const, Expr, Load, Ref, select
 from graphc.ir.kernel import Body, Buffer, Intrin, Let, Stmt, Store
 from graphc.ir.simplify import simplify
 
+DOT2_WIDE = "dot2_wide"
 DOT4 = "dot4"
 DOT4_WIDE = "dot4_wide"
 SPREAD = (0, 2, 1, 3)  # whose weights dot4_mixed reads, one after the other
@@ -37,9 +39,16 @@ DOT4_CODES = "dot4_codes"
 TRANSPOSE = "transpose"
 MASK = "mask"
 LOWEST = "lowest"
-NAMES = (DOT4, DOT4_WIDE, DOT4_MIXED, DOT4_CODES, TRANSPOSE, MASK, LOWEST)
-LANES = 4
+NAMES = (DOT2_WIDE, DOT4, DOT4_WIDE, DOT4_MIXED, DOT4_CODES, TRANSPOSE, MASK, LOWEST)
+LANES, PAIR = 4, 2
 MASK_BITS = 64
+
+
+def dot2_wide(total: Load, a: Load, w: Load) -> Intrin:
+    """The statement; the types must be those of the module's text."""
+    if total.dtype is not i32 or a.dtype is not i16 or w.dtype is not i16:
+        raise InternalError(f"dot2_wide of {total.dtype}, {a.dtype} and {w.dtype}")
+    return Intrin(DOT2_WIDE, (total, a, w))
 
 
 def dot4(total: Load, a: Load, w: Load, centre: int) -> Intrin:
@@ -93,8 +102,8 @@ def lowest(place: Buffer, bits: Buffer) -> Intrin:
 
 def meaning(stmt: Intrin) -> Body:
     """The same in plain statements."""
-    if stmt.name in (DOT4, DOT4_WIDE, DOT4_MIXED):
-        return (_meaning_of_dot4(stmt),)
+    if stmt.name in (DOT2_WIDE, DOT4, DOT4_WIDE, DOT4_MIXED):
+        return (_meaning_of_dot(stmt),)
     if stmt.name == DOT4_CODES:
         return (_meaning_of_dot4_codes(stmt),)
     if stmt.name == TRANSPOSE:
@@ -137,12 +146,12 @@ def _meaning_of_lowest(stmt: Intrin) -> Iterator[Store]:
     yield Store(bits.source, bits.index, bits & (bits - 1))
 
 
-def _meaning_of_dot4(stmt: Intrin) -> Store:
+def _meaning_of_dot(stmt: Intrin) -> Store:
     total, a, w, centre = (*stmt.args, Const(0, i32))[:4]
     assert isinstance(total, Load)
     value: Expr = total
-    order = SPREAD if stmt.name == DOT4_MIXED else range(LANES)
-    for place, lane in enumerate(order):
+    lanes = range(PAIR if stmt.name == DOT2_WIDE else LANES)
+    for place, lane in enumerate(SPREAD if stmt.name == DOT4_MIXED else lanes):
         value = value + (_lane(a, lane).cast(i32) - centre) * _lane(w, place).cast(i32)
     return Store(total.source, total.index, value)
 

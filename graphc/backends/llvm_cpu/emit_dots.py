@@ -1,5 +1,5 @@
-"""dot4 and dot4_codes (graphc/ir/instructions.py) as LLVM IR: four products of bytes added to the
-sum of a lane.
+"""dot4, dot4_codes and dot2_wide (graphc/ir/instructions.py) as LLVM IR: four products of bytes, or
+two of int16, added to the sum of a lane.
 
 * Where x86 has VNNI it is one instruction, which multiplies unsigned bytes by signed ones. Bytes
   less their centre are unsigned if they are uint8 less 0, or int8 less -128: the bits are then
@@ -9,6 +9,7 @@ sum of a lane.
 * Other x86, and WebAssembly, multiply pairs of 16 bits: bytes at even and at odd places are widened
   apart.
 * Elsewhere it is four products.
+* The two of int16 are one product of pairs where there is one, and an addition.
 
 Lanes that fill no register are computed in the next larger one.
 """
@@ -23,7 +24,7 @@ from graphc.backends.llvm_cpu.spell import Typed, vector_of
 from graphc.errors import InternalError
 from graphc.ir.dtypes import DType, i8, i16, i32, u8
 from graphc.ir.expr import Const, Load
-from graphc.ir.instructions import LANES
+from graphc.ir.instructions import LANES, PAIR
 from graphc.ir.kernel import Intrin
 
 FLIP = 0x80808080 - (1 << 32)  # the highest bit of each byte
@@ -50,6 +51,52 @@ def emit_dot4_codes(e: ExprEmitter, stmt: Intrin, features: frozenset[str]) -> N
     _emit(e, total, a, w, _Dot(e, a.dtype, 0, (shift.value, bits.value)), features)
 
 
+def emit_dot2_wide(e: ExprEmitter, stmt: Intrin, features: frozenset[str]) -> None:
+    """Emits dot2_wide for a CPU that has these features."""
+    total, a, w = stmt.args
+    assert isinstance(total, Load) and isinstance(a, Load) and isinstance(w, Load)
+    lanes = e.lanes if e.vector is not None else 1
+    start = e.splat(e.value(total), lanes)
+    word, words = _words(e, a, 1, PAIR), _words(e, w, lanes, PAIR)
+    width, name = _pairs(features, lanes)
+    start, words = _resized(e, start, width), _resized(e, words, width)
+    whole = _pair_products(e, name, start, e.splat(word, width), words)
+    e.put(e.storage[total.source], total.index[0], _resized(e, whole, lanes))
+
+
+def _pairs(features: frozenset[str], lanes: int) -> tuple[int, str]:
+    """The lanes and the intrinsic of products of pairs; none ("") if there is none so wide."""
+    for feature, width, name in PAIRS:
+        if 1 < lanes <= width and feature in features:
+            return width, name
+    return lanes, ""
+
+
+def _pair_products(e: ExprEmitter, name: str, start: Typed, a: Typed, w: Typed) -> Typed:
+    """The products of two int16 in each lane, added to its sum."""
+    if not name:
+        for shifts in ((16, 16), (0, 16)):  # the low halves, the high ones
+            x, y = (_half(e, v, *shifts) for v in (a, w))
+            product = e.op(f"mul {x.type} {x.text}, {y.text}", i32, start.lanes)
+            start = e.op(f"add {x.type} {start.text}, {product.text}", i32, start.lanes)
+        return start
+    kind = vector_of("i16", 2 * start.lanes)
+    e.declare(f"declare {start.type} @{name}({kind}, {kind})")
+    x, y = (e.op(f"bitcast {v.type} {v.text} to {kind}", i16, 2 * v.lanes) for v in (a, w))
+    text = f"call {start.type} @{name}({kind} {x.text}, {kind} {y.text})"
+    pairs = e.op(text, i32, start.lanes)
+    return e.op(f"add {start.type} {start.text}, {pairs.text}", i32, start.lanes)
+
+
+def _half(e: ExprEmitter, x: Typed, left: int, right: int) -> Typed:
+    """Half of a word, signed."""
+    for word, number in (("shl", left), ("ashr", right)):
+        if number:
+            other = e.splat(Typed(str(number), x.dtype), x.lanes)
+            x = e.op(f"{word} {x.type} {x.text}, {other.text}", x.dtype, x.lanes)
+    return x
+
+
 def _emit(
     e: ExprEmitter, total: Load, a: Load, w: Load, dot: _Dot, features: frozenset[str]
 ) -> None:
@@ -73,11 +120,11 @@ def vnni_intrinsic(lanes: int) -> str:
     return f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
 
 
-def _words(e: ExprEmitter, load: Load, lanes: int) -> Typed:
-    """Four bytes for each lane, as int32."""
+def _words(e: ExprEmitter, load: Load, lanes: int, together: int = LANES) -> Typed:
+    """Four bytes, or two int16, for each lane, as int32."""
     pointer, stride = e.address(e.storage[load.source], load.index[0])
-    if stride != (LANES if lanes > 1 else 0):
-        raise InternalError(f"the bytes of {load} are not where dot4 takes them")
+    if stride != (together if lanes > 1 else 0):
+        raise InternalError(f"the elements of {load} are not where products take them")
     return Typed(e.read(f"load {vector_of('i32', lanes)}, ptr {pointer}, align 1"), i32, lanes)
 
 
@@ -135,11 +182,11 @@ class _Dot:
                 return NEON, self.signed
             if "i8mm" in features and self.is_mixed:
                 return NEON, self.mixed
-        for feature, width, name in PAIRS:
-            if 1 < lanes <= width and feature in features:
-                has_one = self.is_mixed and has_vnni(features, width)
-                return width, self.fused if has_one else partial(self.paired, name)
-        return lanes, self.plain
+        width, name = _pairs(features, lanes)
+        if not name:
+            return lanes, self.plain
+        has_one = self.is_mixed and has_vnni(features, width)
+        return width, self.fused if has_one else partial(self.paired, name)
 
     def signed(self, start: Typed, word: Typed, words: Typed) -> Typed:
         """sdot."""
@@ -176,15 +223,9 @@ class _Dot:
     def paired(self, name: str, start: Typed, word: Typed, words: Typed) -> Typed:
         """Two pmaddwd, by the name of the intrinsic."""
         a, w = self._halves(self.e.splat(word, start.lanes)), self._halves(words)
-        half = w.type
-        self.e.declare(f"declare {start.type} @{name}({half}, {half})")
         for odd in (False, True):
             x, y = self._byte(a, odd, self.dtype is u8), self._byte(w, odd, self.of_codes)
-            if self.centre:
-                x = self.each("sub", x, self.centre)
-            text = f"call {start.type} @{name}({half} {x.text}, {half} {y.text})"
-            pairs = self.e.op(text, i32, start.lanes)
-            start = self.e.op(f"add {start.type} {start.text}, {pairs.text}", i32, start.lanes)
+            start = _pair_products(self.e, name, start, self.each("sub", x, self.centre), y)
         return start
 
     def plain(self, start: Typed, word: Typed, words: Typed) -> Typed:

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from graphc.backends.llvm_cpu import spell
 from graphc.backends.llvm_cpu.emit_bits import emit_lowest, emit_mask
-from graphc.backends.llvm_cpu.emit_dots import emit_dot4, emit_dot4_codes
+from graphc.backends.llvm_cpu.emit_dots import emit_dot2_wide, emit_dot4, emit_dot4_codes
 from graphc.backends.llvm_cpu.emit_expr import ExprEmitter, Storage
 from graphc.backends.llvm_cpu.emit_transpose import emit_transpose
 from graphc.backends.llvm_cpu.registers import Carried, Registers, StaysInMemory, stored_in
@@ -24,7 +24,7 @@ from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Sym, as_expr, symbols, walk
 from graphc.ir.extents import as_dim, is_of_sizes
-from graphc.ir.instructions import DOT4, DOT4_CODES, LOWEST, MASK, TRANSPOSE
+from graphc.ir.instructions import DOT2_WIDE, DOT4, DOT4_CODES, LOWEST, MASK, TRANSPOSE
 from graphc.ir.kernel import (
     Alloc,
     Body,
@@ -293,7 +293,9 @@ class _Function:
         self.expr.store(self.expr.storage[stmt.buffer], offset, stmt.value)
 
     def intrinsic(self, stmt: Intrin) -> None:
-        if stmt.name == DOT4:
+        if stmt.name == DOT2_WIDE:
+            emit_dot2_wide(self.expr, stmt, self.features)
+        elif stmt.name == DOT4:
             emit_dot4(self.expr, stmt, self.features)
         elif stmt.name == DOT4_CODES:
             emit_dot4_codes(self.expr, stmt, self.features)

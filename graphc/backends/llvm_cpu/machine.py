@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphc.backends.llvm_cpu.target import CpuTarget, host_target
-from graphc.ir.instructions import DOT4, DOT4_CODES, TRANSPOSE
+from graphc.ir.instructions import DOT2_WIDE, DOT4, DOT4_CODES, TRANSPOSE
 from graphc.ir.machine import Machine, Peaks
 from graphc.records import dataclass
 
@@ -30,5 +30,5 @@ def machine_of(target: CpuTarget) -> Machine:
         registers=target.vector_registers,
         caches=(0, target.l2_bytes),
         instructions=target.instructions
-        | {DOT4, DOT4_CODES, TRANSPOSE, "fast_floats", "unaligned_vectors"},
+        | {DOT2_WIDE, DOT4, DOT4_CODES, TRANSPOSE, "fast_floats", "unaligned_vectors"},
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from graphc.backends.llvm_cpu.lane_builder import LaneBuilder
-from graphc.backends.llvm_cpu.processors.table import HALVES, SIGNED_DOTS
+from graphc.backends.llvm_cpu.processors.table import BYTE_DOTS, HALVES, PAIRS, SIGNED_DOTS
 from graphc.ir.dtypes import bf16, f16
 from graphc.ir.machine import Machine
 from graphc.passes.lower.program import Conventions, Strategy
@@ -31,6 +31,7 @@ def strategies(machine: Machine, exact: bool = False) -> Sequence[Strategy]:
         machine.caches[1],
         widened=widened,
         signed_dots=machine.has(SIGNED_DOTS),
+        pairs=machine.has(PAIRS) and not machine.has(BYTE_DOTS),
     )
     nest = NestOptions(vector_bytes=machine.vector_bytes)
     fast: list[Strategy] = [] if exact else [WinogradTiles(contraction)]

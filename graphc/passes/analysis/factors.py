@@ -5,8 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from graphc.ir.dtypes import i8, i32, i64, u8
-from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, select
+from graphc.ir.dtypes import DType, i8, i32, i64, u8
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    cast,
+    free_indices,
+    loads,
+    select,
+)
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation
 from graphc.records import dataclass
@@ -58,6 +68,28 @@ def centred(expr: Expr) -> Centred | None:
     if isinstance(zero, Const) and not inner.byte.dtype.min <= zero.value <= inner.byte.dtype.max:
         return None
     return Centred(inner.byte, zero)
+
+
+def narrowed(expr: Expr, dtype: DType) -> Expr | None:
+    """A factor of int32 that is a byte less a byte, or 0 under a guard, in a type that holds all of
+    its values (9 bits and a sign); None if it is none."""
+    if isinstance(expr, Call) and expr.op.name == "select":
+        guard, value, other = expr.args
+        inner = narrowed(value, dtype)
+        return (
+            select(guard, inner, Const(0, dtype)) if inner is not None and is_zero(other) else None
+        )
+    factor = centred(expr)
+    if factor is None:
+        return None
+    byte, zero = cast(factor.byte, dtype), factor.zero
+    if is_zero(zero):
+        return byte
+    if isinstance(zero, Const):
+        return byte - Const(zero.value, dtype)
+    if not isinstance(zero, Call) or zero.op.name != "cast" or zero.args[0].dtype not in BYTES:
+        return None
+    return byte - cast(zero.args[0], dtype)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,8 @@ def _bound(body: Body) -> Iterator[Expr]:
 
 def _names(kernel: Kernel) -> Iterator[str]:
     """Everything that is named in a kernel."""
-    yield from (x.name for x in (*kernel.params, *kernel.sizes))
+    yield from (buffer.name for buffer in kernel.params)
+    yield from (size.name for size in kernel.sizes)
     for stmt in walk_stmts(kernel.body):
         if isinstance(stmt, For):
             yield stmt.var.name

@@ -120,8 +120,8 @@ class Unroll(Step):
     whole: int = 1
 
 
-Quad = Literal["dot4", "dot4_mixed"]
-"""Instructions of four products."""
+Dot = Literal["dot2_wide", "dot4", "dot4_mixed"]
+"""Instructions of several products."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Tensorize(Step):
     """The innermost products are this instruction (ir/instructions.py), so many times in a row."""
 
     name = "tensorize"
-    instruction: Quad
+    instruction: Dot
     times: int = 1
 
 

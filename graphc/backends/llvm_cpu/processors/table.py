@@ -15,6 +15,8 @@ from graphc.records import dataclass
 FUSED = "fused_products"  # a * b + c is one instruction, rounded once
 HALVES = "converts_halves"  # vectors of f16 become float32 in an instruction or two, as bf16 do
 SIGNED_DOTS = "signed_dot_products"  # dot4 of signed bytes is the cheapest
+PAIRS = "pair_products"  # two products of int16 are one instruction: dot2_wide
+BYTE_DOTS = "byte_dot_products"  # dot4 is one instruction, for some types of bytes
 ALWAYS = ""  # in place of a feature: what every processor of an architecture has
 
 

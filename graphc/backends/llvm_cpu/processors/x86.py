@@ -1,6 +1,13 @@
 """x86-64: the levels of its psABI, and those with instructions for bytes and bfloat16."""
 
-from graphc.backends.llvm_cpu.processors.table import FUSED, HALVES, Architecture, Level
+from graphc.backends.llvm_cpu.processors.table import (
+    BYTE_DOTS,
+    FUSED,
+    HALVES,
+    PAIRS,
+    Architecture,
+    Level,
+)
 
 _SSE = frozenset(
     [
@@ -48,5 +55,8 @@ X86 = Architecture(
         "graniterapids": "avx512bf16", "znver4": "avx512bf16", "znver5": "avx512bf16",
     },
     "x86-64-v3",
-    {"fma": (FUSED,), "f16c": (HALVES,)},
+    {
+        "fma": (FUSED,), "f16c": (HALVES,), "sse2": (PAIRS,), "avxvnni": (BYTE_DOTS,),
+        "avx512vnni": (BYTE_DOTS,),
+    },
 )  # fmt: skip

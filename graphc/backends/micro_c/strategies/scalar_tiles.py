@@ -40,7 +40,7 @@ from graphc.passes.analysis.spaces import merge_adjacent, shapes_of
 from graphc.passes.analysis.weighted import ProductMatch, interior, match_product
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums, store_outputs
 from graphc.passes.lower.scheduled import Scheduled
-from graphc.passes.schedule.steps import Quad, Schedule, Tensorize, Tile, Unroll, misfit
+from graphc.passes.schedule.steps import Dot, Schedule, Tensorize, Tile, Unroll, misfit
 
 QUADS: dict[str, Callable[..., Intrin]] = {"dot4": dot4, "dot4_mixed": dot4_mixed}
 LOOP = 3  # instructions of a loop around a tile, per product of each sum
@@ -241,7 +241,7 @@ class _Operands:
         )  # fmt: skip
 
     @property
-    def instruction(self) -> Quad:
+    def instruction(self) -> Dot:
         """That of four products."""
         (read,) = loads(self.middle.a)
         return "dot4_mixed" if read.dtype is i16 else "dot4"

@@ -64,7 +64,7 @@ class BlockTiles(Scheduled["_Blocks"]):
         return core if isinstance(core, str) else _match(core)
 
     def proposals(self, blocks: _Blocks) -> Iterator[Schedule]:
-        plan = tile_plan(blocks.match, self._wide, blocks.codes.byte)
+        plan = tile_plan(blocks.match, self._wide, blocks.codes.byte, LANES)
         emitter = _BlockEmitter(blocks, plan, self._wide)
         best = best_plans(emitter)
         for plans in (best, *alternatives(emitter, *best)):
@@ -72,7 +72,7 @@ class BlockTiles(Scheduled["_Blocks"]):
 
     def emitted(self, blocks: _Blocks, schedule: Schedule) -> Lowered:
         widest = max(1, self.options.vector_bytes // i32.size)
-        plan = tile_plan_of(schedule, blocks.match, widest, blocks.codes.byte)
+        plan = tile_plan_of(schedule, blocks.match, widest, blocks.codes.byte, LANES)
         loops = loop_plan_of(schedule, plan)
         emitter = _BlockEmitter(blocks, plan, self._wide)
         check_loops(schedule, emitter, loops)

@@ -24,7 +24,7 @@ from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
 from graphc.passes.lower.strategies.block_panels import packed_on_stack
 from graphc.passes.lower.strategies.depth_blocks import cut
-from graphc.passes.lower.strategies.tile_plan import Blocks, LoopPlan
+from graphc.passes.lower.strategies.tile_plan import COLUMNS_OUTSIDE, Blocks, LoopPlan
 from graphc.records import dataclass
 
 Emitter = Any  # TileEmitter of tile_emitter.py, which imports this module
@@ -37,7 +37,8 @@ def emit_blocks(
 ) -> None:  # fmt: skip
     """Emits all tiles, parallel over outer indices and blocks. Tiles run along the last index of
     the rows; those at other places of the rows count as further ones."""
-    together = [segments] if e.plan.in_blocks else [[rows] for rows in segments]
+    assert loops.blocks is not None
+    together = [[rows] for rows in segments] if loops.blocks.tiles else [segments]
     for columns in panels:
         for bands in together:
             blocks = fitted_blocks(e, loops, points(outer), points(rows[:-1]), bands, columns)
@@ -58,7 +59,7 @@ def fitted_blocks(
     have too little to share, of nearly equal size."""
     assert loops.blocks is not None
     right = min(loops.blocks.panels, columns.count)
-    if e.plan.in_blocks:
+    if not loops.blocks.tiles:
         while right > 1 and outer * -(-columns.count // right) < loops.pieces:
             right = -(-right // 2)
         return Blocks(max(x.count for x in bands) * places, _even(columns.count, right))
@@ -106,6 +107,7 @@ class _Block:
         self.segments, self.blocks = bands, blocks
         self.steps = e.plan.split
         self.is_staged = loops.staged and blocks.panels > 1
+        self.panels_outside = loops.order == COLUMNS_OUTSIDE
         self.pieces = e.pieces(columns.size)
 
     def emit(self, right: Expr, down: Expr) -> None:
@@ -121,7 +123,8 @@ class _Block:
             band = _Band(rows, top, part_from(count, down * size, size))
             band.start = sum(map(self.cells, self.bands))
             self.bands.append(band)
-        if not self.steps or points(self.e.depth) <= 2 * self.steps:
+        whole = self.steps if self.panels_outside else 2 * self.steps  # depths that are not split
+        if not self.steps or points(self.e.depth) <= whole:
             for band in self.bands:
                 with k.loop(band.tiles) as t:
                     self.at_once(band.rows.size, *self.row(band, t))
@@ -171,9 +174,10 @@ class _Block:
             at = {**dict(zip(outside, front)), split: first + own[0]}
             known = {**self.fixed, **at}
             with packed_on_stack(e, self.first, self, own, points(inside), known):
-                for band in self.bands:
-                    with k.loop(band.tiles) as t:
-                        self.add_row(total, band, t, own, points(inside), at)
+                if self.panels_outside:
+                    self.add_panels(total, own, at)
+                else:
+                    self.add_rows(total, own, points(inside), at)
         for band in self.bands:
             with k.loop(band.tiles) as t:
                 fixed, row = self.row(band, t)
@@ -186,14 +190,25 @@ class _Block:
         """Where the sums of a tile start."""
         return simplify((t * self.blocks.panels + n) * self.of_tile(band) + band.start)
 
-    def add_row(
-        self, total: Buffer, band: _Band, t: Expr, own: list[Index], most: int, at: dict
-    ) -> None:
-        """Adds to the tiles of a row what a part of the depth gives."""
-        (fixed, row), size, k = self.row(band, t), band.rows.size, self.e.k
-        here = {**fixed, **at}
-        with self.together(size, row, own, most, here), k.loop(self.panels) as n:
-            self.add(total, self.start(band, t, n), size, row, n, own, here)
+    def add_rows(self, total: Buffer, own: list[Index], most: int, at: dict) -> None:
+        """Adds to all tiles what a part of the depth gives: the panels pass over a tile of rows."""
+        k = self.e.k
+        for band in self.bands:
+            with k.loop(band.tiles) as t:
+                (fixed, row), size = self.row(band, t), band.rows.size
+                here = {**fixed, **at}
+                with self.together(size, row, own, most, here), k.loop(self.panels) as n:
+                    self.add(total, self.start(band, t, n), size, row, n, own, here)
+
+    def add_panels(self, total: Buffer, own: list[Index], at: dict) -> None:
+        """The same: the rows pass over a part of a panel, which the first cache holds."""
+        k = self.e.k
+        with k.loop(self.panels) as n:
+            for band in self.bands:
+                with k.loop(band.tiles) as t:
+                    fixed, row = self.row(band, t)
+                    start = self.start(band, t, n)
+                    self.add(total, start, band.rows.size, row, n, own, {**fixed, **at})
 
     def add(
         self, total: Buffer, start: Expr, size: int, row: Expr, n: Expr, depth: list[Index],
@@ -203,7 +218,7 @@ class _Block:
         e = self.e
         panel = e.k.let(simplify(self.first + n))
         sums = e.zeros(total.dtype, size, self.pieces)
-        with e.k.loop(depth[0].extent) as x:
+        with e.steps(depth[0].extent, len(depth) == 1) as x:
             here = {i: simplify(v, {depth[0]: x}) for i, v in at.items()} | {depth[0]: x}
             e.sum_over(sums, {}, self.tiled, row, size, panel, self.pieces, depth[1:], here)
         e.set(total, size, self.pieces, lambda c: total[c] + sums[simplify(c - start)], start)

@@ -14,7 +14,6 @@ from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select
 from graphc.ir.extents import as_dim
-from graphc.ir.instructions import LANES
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import index_of
@@ -77,7 +76,7 @@ def packed_panels(
     outer = [x for x in match.outer if x in used]
     panels = as_dim((plan.columns + plan.panel - 1) // plan.panel)
     deep = tuple(k.extent for k in depth)
-    bytes_of = () if plan.quad is None else (LANES,)
+    bytes_of = () if plan.quad is None else (plan.together,)
     shape = (*(x.extent for x in outer), panels, *deep, plan.panel, *bytes_of)
     index = index_of(shape)
     lane = len(outer) + 1 + len(deep)
@@ -85,7 +84,7 @@ def packed_panels(
     column = panel * plan.panel + index[lane]
     mapping: dict[Expr, Expr] = dict(zip((*outer, *depth), (*index[: len(outer)], *inner)))
     if plan.quad is not None:
-        mapping[plan.quad] = inner[-1] * LANES + index[-1]
+        mapping[plan.quad] = inner[-1] * plan.together + index[-1]
     mapping.update(zip(match.cols, unflatten_index(column, tuple(x.extent for x in match.cols))))
     contents = simplify(part, mapping)
     if as_dim(plan.columns % plan.panel) != 0:

@@ -3,7 +3,8 @@
 * `b` is packed in panels as wide as a tile (column_operand.py);
 * `a` is read element by element and broadcast, so it needs no packing (row_operand.py);
 * bytes whose products are summed as int32 are multiplied four by four (dot4 of
-  graphc/ir/instructions.py); zero points are corrected in the epilogue (zero_points.py);
+  graphc/ir/instructions.py); zero points are corrected in the epilogue (zero_points.py). On a
+  machine without such an instruction, pairs of int16 are, less their zero points;
 * a micro-kernel keeps MR x NR sums in registers over all of k, and the epilogue (bias, activation,
   residual) is applied to them on their way to memory;
 * rows are blocked so that a block stays in the second-level cache while all panels pass over it.
@@ -25,6 +26,7 @@ from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import f32, f64, i32
 from graphc.ir.expr import Expr, Index, Load
 from graphc.ir.extents import most, points
+from graphc.ir.instructions import LANES, PAIR
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import Match, match_contraction, wide_sums
 from graphc.passes.analysis.factors import converted
@@ -33,7 +35,12 @@ from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.strategies.block_panels import can_pack_in_blocks, packs_in_blocks
 from graphc.passes.lower.strategies.column_operand import prepare_columns
 from graphc.passes.lower.strategies.reductions import strides_small
-from graphc.passes.lower.strategies.row_operand import prepare_rows, take_quads
+from graphc.passes.lower.strategies.row_operand import (
+    prepare_rows,
+    spread_rows,
+    take_pairs,
+    take_quads,
+)
 from graphc.passes.lower.strategies.tile_costs import alternatives
 from graphc.passes.lower.strategies.tile_emitter import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import (
@@ -42,9 +49,14 @@ from graphc.passes.lower.strategies.tile_plan import (
     RegisterTileOptions,
     TilePlan,
     is_read_in_place,
+    meet_in_cache,
     tile_plan,
 )
-from graphc.passes.lower.strategies.tile_rules import best_plans, can_be_blocked, is_constant
+from graphc.passes.lower.strategies.tile_rules import (
+    best_plans,
+    can_be_blocked,
+    is_constant,
+)
 from graphc.passes.lower.strategies.tile_schedules import (
     loop_plan_of,
     schedule_of,
@@ -54,6 +66,7 @@ from graphc.passes.schedule.steps import Schedule, misfit
 from graphc.records import dataclass
 
 FEW_ROWS = 8  # that do not make up for panels made at run time
+MEETING = 32  # rows, and columns, from which on it pays to move rows apart in caches
 LARGEST_BLOCK = 1 << 17  # sums of a block, on the stack
 
 
@@ -68,8 +81,8 @@ class RegisterTiles(Scheduled):
         operands = self._operands(computation)
         if isinstance(operands, str):
             return operands
-        match, quad = operands
-        plan = tile_plan(match, self.options, quad)
+        match, quad, together = operands
+        plan = tile_plan(match, self.options, quad, together)
         if packs_in_blocks(match, plan, self.options):
             plan = replace(plan, packed=False, in_blocks=True)
         if plan.packed and quad is None and not match.rows and not is_constant(match):
@@ -86,18 +99,18 @@ class RegisterTiles(Scheduled):
         operands = self._operands(computation)
         if isinstance(operands, str):
             raise misfit(schedule, "a contraction that register tiles take", operands)
-        match, quad = operands
+        match, quad, together = operands
         widest = max(1, self.options.vector_bytes // match.hole.dtype.size)
-        plan = tile_plan_of(schedule, match, widest, quad)
+        plan = tile_plan_of(schedule, match, widest, quad, together)
         loops = loop_plan_of(schedule, plan)
         _check_columns(schedule, match, plan)
         emitter = self._emitter(match, plan)
         check_loops(schedule, emitter, loops)
         return emitter.lowered(loops)
 
-    def _operands(self, computation: Computation) -> tuple[Match, Index | None] | str:
-        """The contraction of a computation with its row operand as tiles read it, and the index of
-        bytes that are multiplied four by four; or why it is none."""
+    def _operands(self, computation: Computation) -> tuple[Match, Index | None, int] | str:
+        """The contraction of a computation with its row operand as tiles read it, the index of
+        bytes that are multiplied together, and how many are; or why it is none."""
         wide = wide_sums(computation)
         match = match_contraction(wide, self.options.min_depth, (f32, f64, i32))
         if isinstance(match, str):
@@ -107,9 +120,22 @@ class RegisterTiles(Scheduled):
                 f"contraction: columns that run along memory in the depth need more than "
                 f"{FEW_ROWS} rows to be packed at run time, found {points(match.rows)}"
             )
-        is_whole = match.hole.dtype is i32
-        quad = take_quads(match, self.options.centres) if is_whole else prepare_rows(match)
-        return quad if isinstance(quad, str) else (match, quad)
+        if match.hole.dtype is i32:
+            return self._of_bytes(match)
+        problem = prepare_rows(match)
+        if problem:
+            return problem
+        if _meet_in_blocks(match, self.options):
+            spread_rows(match)
+        return match, None, 1
+
+    def _of_bytes(self, match: Match) -> tuple[Match, Index, int] | str:
+        """The same of a contraction of bytes."""
+        pair = take_pairs(match) if self.options.pairs else None
+        if pair is not None:
+            return pair if isinstance(pair, str) else (match, pair, PAIR)
+        quad = take_quads(match, self.options.centres)
+        return quad if isinstance(quad, str) else (match, quad, LANES)
 
     def _emitter(self, match: Match, plan: TilePlan) -> TileEmitter:
         panels = prepare_columns(match, plan, self.options.widened)
@@ -131,6 +157,20 @@ def _runs_along_memory(match: Match, options: RegisterTileOptions) -> bool:
     return long_enough and along
 
 
+def _meet_in_blocks(match: Match, options: RegisterTileOptions) -> bool:
+    """Whether rows lie in the same places of caches, which do not hold many of them for the panels
+    that pass over them: rows of one matrix, times many constant columns."""
+    if len(match.rows) != 1 or len(match.depth) != 1 or match.outer or not is_constant(match):
+        return False
+    (row,), (deep,) = match.rows, match.depth
+    if not isinstance(row.extent, int) or not isinstance(deep.extent, int):
+        return False
+    assert isinstance(match.a, Load)
+    is_far = is_affine_in(match.a.index[0], deep) == 1 and meet_in_cache(match.a, row)
+    many = row.extent >= MEETING and points(match.cols) >= MEETING
+    return is_far and options.are_low and many
+
+
 def _check_columns(schedule: Schedule, match: Match, plan: TilePlan) -> None:
     """ModelError if columns cannot be read as a schedule says."""
     if plan.in_blocks and not can_pack_in_blocks(match, plan):
@@ -144,8 +184,8 @@ def check_loops(schedule: Schedule, emitter: TileEmitter, loops: LoopPlan) -> No
     """ModelError if tiles cannot be in such loops."""
     rows, plan = emitter.tiled.extent, emitter.plan
     if loops.blocks is not None:
-        if is_constant(emitter.match) or not can_be_blocked(emitter):
-            wanted = "one tile of columns: blocks are for floats that change from run to run"
+        if not can_be_blocked(emitter):
+            wanted = "one tile of columns: blocks need known extents, and no bytes"
             raise misfit(schedule, wanted, "several")
         sums = loops.blocks.panels * plan.panel * max(1, loops.blocks.tiles) * plan.row_tile
         if sums > LARGEST_BLOCK:

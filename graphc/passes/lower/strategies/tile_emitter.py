@@ -27,7 +27,7 @@ from graphc.ir.expr import (
     substitute,
 )
 from graphc.ir.extents import as_dim, ceil_divided, divided, most, points
-from graphc.ir.instructions import dot4
+from graphc.ir.instructions import PAIR, dot2_wide, dot4
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
@@ -41,6 +41,7 @@ from graphc.passes.lower.strategies.depth_blocks import DepthBlocks, depth_block
 from graphc.passes.lower.strategies.tile_plan import LoopPlan, RegisterTileOptions, TilePlan
 from graphc.records import dataclass
 
+UNROLLED = 2  # steps of the depth in a trip
 SMALL_TILE = 4  # rows, whose sums, two vectors each, are as many as the latency of fma asks
 LONG_EPILOGUE = 10  # cost, per product of a step, beyond which it is not repeated for every row
 LONG_DEPTH = 128  # products, beside which it takes no time that sums are stored before the epilogue
@@ -325,7 +326,7 @@ class TileEmitter:
         """Adds to the total of a tile what a block of the depth gives."""
         _, _, _, size, _, pieces = where
         sums = self.zeros(total.dtype, size, pieces)
-        with self.k.loop(count) as x:
+        with self.steps(count, not blocks.inside) as x:
             inside = {**at, blocks.split: simplify(start + x)}
             self.sum_over(sums, *where, blocks.inside, inside)
         self.set(total, size, pieces, lambda cell: total[cell] + sums[cell])
@@ -396,7 +397,8 @@ class TileEmitter:
         pieces: list[tuple[int, int]], depth: list[Index], at: dict,
     ) -> None:  # fmt: skip
         if depth:
-            with self.k.loop(depth[0].extent, self._kind_of(depth[0])) as x:
+            is_innermost = len(depth) == 1 and self._kind_of(depth[0]) == "serial"
+            with self.steps(depth[0].extent, is_innermost, self._kind_of(depth[0])) as x:
                 inner = {**at, depth[0]: x}
                 self.sum_over(sums, fixed, tiled, row, size, panel, pieces, depth[1:], inner)
             return
@@ -413,11 +415,26 @@ class TileEmitter:
                     cell = simplify(v + (t * self.plan.panel + j))
                     self._multiply(sums, cell, a, columns[j])
 
+    @contextmanager
+    def steps(self, extent: Dim, is_innermost: bool, kind: str = "serial") -> Iterator[Expr]:
+        """A loop over steps of the depth. Of an innermost one, two steps of a low tile are one
+        trip: their multiply-adds take hardly longer than counting."""
+        times = UNROLLED if is_innermost and self.options.are_low else 1
+        if times == 1 or not isinstance(extent, int) or extent % times or extent == times:
+            with self.k.loop(extent, kind) as x:
+                yield x
+            return
+        with self.k.loop(extent // times) as trip, self.k.loop(times, "unroll") as x:
+            yield trip * times + x
+
     def _multiply(self, sums: Buffer, cell: Expr, a: Expr, b: Expr) -> None:
         if self.plan.quad is None:
             self.k.store(sums, cell, call("fma", a, b, sums[cell]))
             return
         assert isinstance(a, Load) and isinstance(b, Load)
+        if self.plan.together == PAIR:
+            self.k.emit(dot2_wide(sums[cell], a, b))
+            return
         self.k.emit(dot4(sums[cell], a, b, self.options.centres.get(a.dtype, 0)))
 
     def _column_element(self, where: dict, panel: Expr, j: int, v: Expr, at: dict) -> Expr:

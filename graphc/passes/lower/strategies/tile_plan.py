@@ -12,7 +12,6 @@ from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import DType, bf16, f16, i8, u8
 from graphc.ir.expr import Expr, Index, Load
 from graphc.ir.extents import most, points
-from graphc.ir.instructions import LANES
 from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.spaces import known_last, merge_adjacent
@@ -22,6 +21,7 @@ from graphc.passes.schedule.steps import Role
 from graphc.records import dataclass
 
 CACHE_WAY = PAGE = 4096  # bytes: of a way of the first cache, and of a page
+LOW_TILE = 8  # rows of two vectors
 WAYS = 8  # rows that the first cache holds, at least, if their places in it are the same
 PAGES = 64  # that the first table of translated addresses knows
 MANY_ROWS = 128  # that make up for panels made at run time
@@ -49,6 +49,13 @@ class RegisterTileOptions:
     min_depth: int = 4  # products summed, below which a loop nest does as well
     widened: frozenset[DType] = frozenset((f16, bf16))
     signed_dots: bool = False  # products of signed bytes are the cheapest
+    pairs: bool = False  # bytes are multiplied as pairs of int16
+
+    @property
+    def are_low(self) -> bool:
+        """Whether tiles have few rows, as registers are few: a vector of a panel is then multiplied
+        in hardly more clocks than it takes to come from the second cache."""
+        return (self.registers - 3) // 2 <= LOW_TILE
 
     @property
     def centres(self) -> Mapping[DType, int]:
@@ -59,10 +66,10 @@ class RegisterTileOptions:
 @dataclass(frozen=True)
 class TilePlan:
     """Tile sizes: `vectors` of `lanes` make a panel of columns; `row_tile` rows at a time. Columns
-    are `packed` before, or `in_blocks`, or read in place. `quad` is the index of bytes, if they are
-    multiplied four by four. Depths of at least twice `split` steps are summed in parts of so many
-    (0: at once). An epilogue that is `looped` is a loop over the rows of a tile; None: if it is
-    long."""
+    are `packed` before, or `in_blocks`, or read in place. `quad` is the index of bytes, if so many
+    `together` are multiplied at once, as one step of the depth. Depths of at least twice `split`
+    steps are summed in parts of so many (0: at once). An epilogue that is `looped` is a loop over
+    the rows of a tile; None: if it is long."""
 
     lanes: int
     vectors: int
@@ -74,15 +81,11 @@ class TilePlan:
     in_blocks: bool = False
     split: int = STEPS
     looped: bool | None = None
+    together: int = 1
 
     @property
     def panel(self) -> int:
         return self.lanes * self.vectors
-
-    @property
-    def together(self) -> int:
-        """Products that are one step of the depth."""
-        return 1 if self.quad is None else LANES
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,10 @@ class LoopPlan:
         return max(1, (self.rows or UNBOUNDED) // size)
 
 
-def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) -> TilePlan:
-    """The tiles of a contraction on a machine; `quad` as in TilePlan."""
+def tile_plan(
+    match: Match, options: RegisterTileOptions, quad: Index | None, together: int = 1
+) -> TilePlan:
+    """The tiles of a contraction on a machine; `quad` and `together` as in TilePlan."""
     lanes = max(1, options.vector_bytes // match.hole.dtype.size)
     columns = elements_of(x.extent for x in match.cols)
     depth = elements_of(x.extent for x in match.depth)
@@ -122,11 +127,11 @@ def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) ->
     rows = most(merged[-1].extent) if merged else 1
     vectors = vectors_of(rows, -(-most(columns) // lanes), options.registers)
     row_tile = max(1, min((options.registers - vectors - 1) // vectors, rows))
-    if vectors == 2 and row_tile > WAYS and merged and _meet_in_cache(a, merged[-1]):
+    if vectors == 2 and row_tile > WAYS and merged and meet_in_cache(a, merged[-1]):
         vectors, row_tile = 3, WAYS
     in_place = isinstance(columns, int) and _contiguous_columns(match)
     packed = quad is not None or not in_place or _pays(match, columns, depth, vectors * lanes)
-    return TilePlan(lanes, vectors, row_tile, columns, depth, packed, quad)
+    return TilePlan(lanes, vectors, row_tile, columns, depth, packed, quad, together=together)
 
 
 def vectors_of(rows: int, needed: int, registers: int) -> int:
@@ -145,7 +150,7 @@ def vectors_of(rows: int, needed: int, registers: int) -> int:
     return min(range(vectors, vectors + 3), key=lambda size: -needed % size)
 
 
-def _meet_in_cache(a: Expr, row: Index) -> bool:
+def meet_in_cache(a: Expr, row: Index) -> bool:
     """Whether the rows of a tile lie so far apart that they share a place in the first cache."""
     assert isinstance(a, Load)
     apart = is_affine_in(a.index[0], row) if a.index else None

@@ -11,6 +11,7 @@ from dataclasses import replace
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.expr import Expr, Load, loads
 from graphc.ir.extents import most, points
+from graphc.ir.instructions import PAIR
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.lower.strategies.block_panels import panels_of_block
 from graphc.passes.lower.strategies.cache_blocks import fitted_blocks
@@ -31,6 +32,8 @@ FEW_AGAIN = 64  # rows, of which one may be computed twice to have tiles of one 
 FEW_PANELS = 4  # that do not make up for a copy of rows
 TOGETHER = 8  # tiles, and panels, of a block whose depth the caches do not hold
 STACK = 1 << 17  # bytes of sums on the stack
+NEAR = 24 << 10  # bytes that stay in the first cache
+BLOCK_SUMS = 1 << 16  # bytes of sums of a block of panels
 PIECES = PARALLEL_PIECES  # independent blocks that there should be, for a few threads to share
 PART_FOR_TILE = 8  # of the second level of cache: what a tile may read without blocks
 PART_FOR_BLOCK = 2  # of it: what panels of a block take, and outputs that need no blocks
@@ -44,6 +47,8 @@ def best_plans(e: TileEmitter) -> tuple[TilePlan, LoopPlan]:
     plan = replace(e.plan, split=split, looped=looped)
     if blocked:
         return plan, _in_blocks(e)
+    if passes_often(e):
+        return replace(plan, split=STEPS), _blocks_of_panels(e)
     rows = e.tiled.extent
     if isinstance(rows, Expr):
         order = COLUMNS_OUTSIDE if _are_large(e) else ROWS_OUTSIDE
@@ -72,7 +77,7 @@ def needs_blocks(e: TileEmitter) -> bool:
     caches hold."""
     if e.plan.in_blocks:
         return True
-    if is_constant(e.match) or not can_be_blocked(e):
+    if is_constant(e.match) or not can_be_blocked(e) or e.plan.quad is not None:
         return False
     size, l2 = e.match.hole.dtype.size, e.options.l2_bytes
     read = most(e.plan.depth) * (e.plan.panel + e.plan.row_tile) * size
@@ -80,11 +85,34 @@ def needs_blocks(e: TileEmitter) -> bool:
     return read > l2 // PART_FOR_TILE or written > l2 // PART_FOR_BLOCK
 
 
+def passes_often(e: TileEmitter) -> bool:
+    """Whether panels that the first cache does not hold pass over many low tiles: what such a tile
+    multiplies with a vector takes hardly longer than the vector from the second cache."""
+    size, plan = e.match.hole.dtype.size, e.plan
+    if not e.options.are_low or not can_be_blocked(e) or not plan.packed:
+        return False
+    panel = most(plan.depth) * plan.panel * size
+    return panel > NEAR // 2 and points(e.depth) > STEPS and points(e.rows) >= MANY_TILES * 2
+
+
+def _blocks_of_panels(e: TileEmitter) -> LoopPlan:
+    """Blocks whose rows the second cache holds for so many steps, over a part of a panel in the
+    first."""
+    size, l2 = e.match.hole.dtype.size, e.options.l2_bytes
+    rows = row_tiles(e.tiled.extent, e.plan.row_tile)
+    count = sum(most(x.count) for x in rows) * points(e.places)
+    held = max(1, l2 // 2 // (STEPS * size * e.plan.row_tile))
+    tiles = 0 if count <= held else held
+    height = min(count, held) * e.plan.row_tile
+    panels = max(1, BLOCK_SUMS // (height * e.plan.panel * size))
+    return LoopPlan(COLUMNS_OUTSIDE, pieces=PIECES, blocks=Blocks(tiles, panels))
+
+
 def can_be_blocked(e: TileEmitter) -> bool:
-    """Whether tiles can be computed in blocks: of floats, all extents of which are known."""
+    """Whether tiles can be computed in blocks: if all extents are known, but not of bytes."""
     static = all(isinstance(x.extent, int) for x in (*e.depth, *e.rows))
     known = static and isinstance(e.plan.columns, int) and bool(e.depth)
-    return known and e.plan.quad is None and e.match.hole.dtype.is_float
+    return known and e.plan.together <= PAIR
 
 
 def _are_large(e: TileEmitter) -> bool:

@@ -1,17 +1,44 @@
-"""Sums of products of bytes: multiplied four at a time, exactly, whatever their zero points."""
+"""Sums of products of bytes: multiplied four at a time, or as pairs of int16, exactly, whatever
+their zero points."""
+
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pytest
-from differential import build, check, interpret_program, program_of
+from differential import (
+    assert_same,
+    build,
+    check,
+    interpret_program,
+    native,
+    program_of,
+)
 
 from graphc.backends.llvm_cpu.codegen import compile_program, llvm_text
+from graphc.backends.llvm_cpu.machine import machine_of
 from graphc.backends.llvm_cpu.runtime import NativeModel
-from graphc.backends.llvm_cpu.target import host_target, named_target
-from graphc.ir.instructions import DOT4
+from graphc.backends.llvm_cpu.target import cross_target, host_target, named_target
+from graphc.driver import program_for
+from graphc.ir.graph import clone_graph
+from graphc.ir.instructions import DOT2_WIDE, DOT4
 from graphc.ir.interp import interpret
 from graphc.ir.kernel import Intrin, walk_stmts
+from graphc.targets.base import option
+from graphc.targets.cpu import Cpu
 
 TYPES = {"u8": np.uint8, "i8": np.int8}
+
+
+@dataclass(frozen=True)
+class CpuLike(Cpu):
+    """A CPU with the instructions of a processor."""
+
+    mcpu: str = option("haswell", "the processor", type=str)
+
+    @cached_property
+    def machine(self):
+        return machine_of(cross_target("x86_64-linux-gnu", self.mcpu))
 
 
 def bytes_of(rng, dtype, *shape):
@@ -23,15 +50,19 @@ def bytes_of(rng, dtype, *shape):
     ).astype(dtype)
 
 
-def uses_dot4(program) -> bool:
+def instructions_of(program) -> set[str]:
     stmts = [s for k in program.kernels.values() for s in walk_stmts(k.body)]
-    return any(isinstance(s, Intrin) and s.name == DOT4 for s in stmts)
+    return {s.name for s in stmts if isinstance(s, Intrin)}
+
+
+def uses_dots(program) -> bool:
+    return bool(instructions_of(program) & {DOT2_WIDE, DOT4})
 
 
 def exact(graph, arrays, machines=(64,)):
     """To the last bit, by the instruction."""
     program = check(graph, arrays, machines, interpreted=(64,), tolerance=0)
-    assert uses_dot4(program)
+    assert uses_dots(program)
     return program
 
 
@@ -95,7 +126,7 @@ def test_sums_wrap():
     x, w = np.full((4, 1 << 17), 255, np.uint8), np.full((1 << 17, 16), 127, np.int8)
     graph, arrays = build(lambda b, x: b.MatMulInteger(x, b.constant(w)), x=x)
     program = check(graph, arrays, machines=(64,), interpreted=(), tolerance=0)
-    assert uses_dot4(program)
+    assert uses_dots(program)
 
 
 def test_depthwise_convolutions_have_no_depth_to_share():
@@ -118,7 +149,7 @@ def test_every_form_of_the_instruction(target, x_type):
     zero = np.array(-3 if x_type == "i8" else 9, TYPES[x_type])
     graph, arrays = build(lambda b, x: b.MatMulInteger(x, b.constant(w), b.constant(zero)), x=x)
     program = program_of(graph, cpu.vector_bits // 8)
-    assert uses_dot4(program)
+    assert uses_dots(program)
     text = llvm_text(program, cpu)
     assert ("vpdpbusd" in text) == bool({"avx512vnni", "avxvnni"} & cpu.features)
     if not cpu.runs_here:
@@ -157,5 +188,31 @@ def test_sums_of_windows_are_taken_in_two_steps(case, x_type, w_type):
     x, w = bytes_of(rng, TYPES[x_type], *shape), bytes_of(rng, TYPES[w_type], *weights)
     zeros = np.array(77, TYPES[x_type]), np.array(5, TYPES[w_type])
     graph, arrays = convolution(x, w, zeros, attributes)
-    program = check(graph, arrays, machines=(64,), interpreted=(), tolerance=0)
+    program = program_for(clone_graph(graph), CpuLike(mcpu="icelake-server"))
+    assert_same(native(program, arrays), interpret(graph, arrays), 0, "native")
     assert any("point_sums" in kernel.comment for kernel in program.kernels.values())
+
+
+@pytest.mark.parametrize(
+    "mcpu, rows, instruction",
+    [
+        ("haswell", 7, DOT2_WIDE), ("haswell", 1, DOT4), ("nehalem", 7, DOT2_WIDE),
+        ("skylake-avx512", 7, DOT2_WIDE), ("icelake-server", 7, DOT4), ("alderlake", 7, DOT4),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("x_type", TYPES)
+def test_pairs_are_for_processors_without_an_instruction_for_bytes(mcpu, rows, instruction, x_type):
+    rng = np.random.default_rng(11)
+    x, w = bytes_of(rng, TYPES[x_type], rows, 611), bytes_of(rng, np.int8, 611, 21)
+    zeros = bytes_of(rng, TYPES[x_type]), bytes_of(rng, np.int8)
+    x[0], w[:, 0], w[:, 1] = np.iinfo(x.dtype).max, 127, -128  # sums that saturate in 16 bits
+
+    def function(b, x):
+        return b.MatMulInteger(x, b.constant(w), *map(b.constant, zeros))
+
+    graph, arrays = build(function, x=x)
+    program = program_for(graph, CpuLike(mcpu=mcpu))
+    assert instructions_of(program) == {instruction}
+    (given,) = interpret_program(program, arrays)
+    a, b = (v.astype(np.int64) - int(z) for v, z in zip((x, w), zeros))
+    np.testing.assert_array_equal(given, a @ b)

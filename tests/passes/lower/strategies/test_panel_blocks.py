@@ -1,0 +1,78 @@
+"""Parts of panels that the first cache holds, for processors whose tiles are low."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pytest
+from differential import TOLERANCE, assert_same, build, interpret_program, native
+
+from graphc.backends.llvm_cpu.machine import machine_of
+from graphc.backends.llvm_cpu.target import cross_target
+from graphc.driver import optimise, program_for
+from graphc.ir.graph import clone_graph
+from graphc.ir.interp import interpret
+from graphc.passes.analysis.compose import computations
+from graphc.passes.schedule.steps import Order, Tile, parse
+from graphc.targets.base import option
+from graphc.targets.cpu import Cpu
+
+
+@dataclass(frozen=True)
+class CpuLike(Cpu):
+    """A CPU with the registers and caches of a processor."""
+
+    mcpu: str = option("haswell", "the processor", type=str)
+
+    @cached_property
+    def machine(self):
+        return machine_of(cross_target("x86_64-linux-gnu", self.mcpu))
+
+
+def first_schedule(graph, mcpu):
+    """What register tiles propose first for the one product of a graph."""
+    target = CpuLike(mcpu=mcpu)
+    ops = [op for op in optimise(clone_graph(graph), target=target).ops if op.name != "Constant"]
+    (strategy,) = [s for s in target.strategies() if getattr(s, "name", "") == "register_tiles"]
+    (given,) = [x for x in map(strategy.propose, computations(ops)) if not isinstance(x, str)]
+    return next(iter(given))
+
+
+def product(rows, depth, columns, outer=()):
+    """A product with constants, a bias and an activation."""
+    rng = np.random.default_rng(rows + depth + columns)
+    x = rng.standard_normal((*outer, rows, depth)).astype(np.float32)
+    w = (rng.standard_normal((depth, columns)) / 16).astype(np.float32)
+    bias = rng.standard_normal(columns).astype(np.float32)
+
+    def function(b, x):
+        return b.Relu(b.Add(b.MatMul(x, b.constant(w)), b.constant(bias)))
+
+    return build(function, x=x)
+
+
+CASES = {
+    "two heights of tiles, a part of a panel left": (67, 777, 40),
+    "rows in the same places": (33, 1024, 48),
+    "more rows than a cache holds": (301, 520, 17),
+    "one column": (64, 600, 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_products_in_blocks_of_panels(case):
+    graph, arrays = product(*CASES[case])
+    program = program_for(clone_graph(graph), CpuLike(mcpu="haswell"))
+    expected = interpret(graph, arrays)
+    assert_same(native(program, arrays), expected, TOLERANCE, "native")
+    if case == "rows in the same places":
+        assert_same(interpret_program(program, arrays), expected, TOLERANCE, "interpreted")
+        assert any("rows of" in k.comment for k in program.kernels.values())
+
+
+def test_tall_tiles_have_no_such_blocks():
+    graph, _ = product(64, 777, 40)
+    low, tall = (first_schedule(graph, mcpu) for mcpu in ("haswell", "icelake-server"))
+    assert len(low.all(Tile, "columns")) == 2 and low.the(Order).middle == "columns"
+    assert len(tall.all(Tile, "columns")) == 1
+    assert parse(low.text) == low
