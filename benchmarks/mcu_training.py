@@ -2,12 +2,13 @@
 """Training on emulated microcontrollers: RAM, flash, instructions and errors of a step.
 
     python benchmarks/mcu_training.py MODEL.onnx ... [--train "last 2 layers"] [--channels 25%]
-        [--counter count.so]
+        [--tail int8] [--ram 65536] [--counter count.so]
 
 Takes ten steps on random inputs and labels on a Cortex-M4 and a Cortex-M55 in QEMU, and compares
-the weights with those of `graphc.train.Step`. `--counter` is a plugin of QEMU that counts the
-instructions between two addresses (emulated_training.py). Models with a Softmax at the end are
-trained by cross-entropy, others to give their input. Prints a row of a table for each run.
+the weights with those of the same step on this machine (`graphc.train.Step` in float32).
+`--counter` is a plugin of QEMU that counts the instructions between two addresses
+(emulated_training.py). Models with a Softmax at the end are trained by cross-entropy, others to
+give their input. Prints a row of a table for each run.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from pathlib import Path
 
 import numpy as np
 
+import graphc
 from graphc.backends.micro_c import model_of
 from graphc.backends.micro_c.boards import BOARDS
 from graphc.backends.micro_c.budget import Budget
 from graphc.backends.micro_c.emulated_training import train_on_board
 from graphc.frontend.onnx_import import import_onnx
+from graphc.ir.graph import Graph
 from graphc.targets.micro_c import MicroC
 from graphc.train import Step
-from graphc.train.bundle import OPTIMIZERS, joint_program
+from graphc.train.bundle import OPTIMIZERS, joint_program, step_of
 from graphc.train.channels import with_channels
 from graphc.train.layers import exactly
 from graphc.train.states import judged, to_train
@@ -33,17 +36,17 @@ from graphc.train.states import judged, to_train
 STEPS, RATE = 10, 0.01
 BOARD = {"m4": "mps2-an386", "m55": "mps3-an547"}
 HEAD = ("model | board | arena | state | stack | RAM | flash | instructions | losses | "
-        "largest error of a weight | of moves up to")  # fmt: skip
+        "largest error of a weight | of moves up to | other codes")  # fmt: skip
 
 
-def measured(
-    path: Path, name: str, what: str, channels: str, optimizer: str, counter: str | None
-) -> str:
+def measured(path: Path, name: str, args: argparse.Namespace) -> str:
     """A row of the table."""
     graph, board = import_onnx(path), BOARDS[BOARD[name]]
     loss = "cross_entropy" if any(op.name == "Softmax" for op in graph.ops) else "mse"
-    target = MicroC(cpu=board.cpu, train=what, channels=channels, loss=loss,
-                    optimizer=optimizer)  # fmt: skip
+    target = MicroC(
+        cpu=board.cpu, train=args.train, channels=args.channels, loss=loss, tail=args.tail,
+        optimizer=args.optimizer, ram=args.ram,
+    )  # fmt: skip
     program, training = joint_program(graph, target)
     model = model_of(program, target.code(training=training))
     budget = Budget.of(model)
@@ -54,25 +57,53 @@ def measured(
         classes = model.outputs[0].type.static_shape[-1]
         label = random.integers(classes, size=1).astype(np.int32)
         batches.append((x, x[0].astype(np.float32) if loss == "mse" else label))
-    graph, names = to_train(graph, what)
-    graph, _ = with_channels(graph, names, channels)
-    step = Step(
-        judged(graph, loss), loss, replace(OPTIMIZERS[optimizer], rate=RATE),
-        [exactly(n) for n in names], train_mode=False,
-    )  # fmt: skip
-    before = step.state_dict()
-    for x, y in batches:
-        step((*x, y))
-    after = step.state_dict()
-    done = train_on_board(program, training, batches, RATE, board, target.code(), ["-O3"], counter)
-    error = max(float(np.abs(done.state[n] - after[n]).max()) for n in names)
-    moves = max(float(np.abs(before[n] - after[n]).max()) for n in names)
+    before, after = on_host(graph, target, batches)
+    done = train_on_board(
+        program, training, batches, RATE, board, target.code(), ["-O3"], args.counter
+    )
+    names = [name for name in after if " of " not in name and name in done.state]
+    codes = [name for name in names if done.state[name].dtype.kind in "iu"]
+    floats = [name for name in names if name not in codes]
+    error = max((_apart(done.state[n], after[n]) for n in floats), default=0.0)
+    moves = max(_apart(before[n], after[n]) for n in names)
+    other = sum(int((done.state[n] != after[n]).sum()) for n in codes)
     ram = program.arena_bytes + budget.state + done.stack + budget.io
     return " | ".join([
         path.stem, name, f"{program.arena_bytes:,}", f"{budget.state:,}", f"{done.stack:,}",
         f"{ram:,}", f"{budget.flash:,}", f"{done.instructions:,}",
         f"{done.losses[0]:.4g} to {done.losses[-1]:.4g}", f"{error:.2g}", f"{moves:.2g}",
+        f"{other} of {sum(after[n].size for n in codes):,}",
     ])  # fmt: skip
+
+
+Arrays = dict[str, np.ndarray]
+
+
+def on_host(graph: Graph, target: MicroC, batches: list) -> tuple[Arrays, Arrays]:
+    """The state before and after the steps, as this machine takes them."""
+    if target.tail == "int8":
+        step, state = step_of(graph, target)
+        model, start = graphc.compile(step, threads=1), state
+        for x, y in batches:
+            given = [*x, y, np.array(RATE, np.float32)]
+            results = model([*given, *state.values()])
+            state = dict(zip(state, results[1:]))
+        return start, state
+    graph, names = to_train(graph, target.train or "all")
+    graph, _ = with_channels(graph, names, target.channels or "all")
+    optimizer = replace(OPTIMIZERS[target.optimizer], rate=RATE)
+    named = [exactly(n) for n in names]
+    own = Step(judged(graph, target.loss), target.loss, optimizer, named, train_mode=False)
+    before = own.state_dict()
+    for x, y in batches:
+        own((*x, y))
+    after = own.state_dict()
+    return {n: before[n] for n in names}, {n: after[n] for n in names}
+
+
+def _apart(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference of two elements."""
+    return float(np.abs(one.astype(np.float64) - other).max(initial=0))
 
 
 def _contents(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -89,14 +120,15 @@ def main() -> None:
     parser.add_argument("--train", default="last 2 layers")
     parser.add_argument("--channels", default="all")
     parser.add_argument("--optimizer", default="sgd", choices=tuple(OPTIMIZERS))
+    parser.add_argument("--tail", default="float32", choices=("float32", "int8"))
+    parser.add_argument("--ram", type=int, help="bytes")
     parser.add_argument("--counter", help="a plugin of QEMU")
     parser.add_argument("--boards", default="m4,m55")
     args = parser.parse_args()
     print(HEAD)
     for path in args.models:
         for name in args.boards.split(","):
-            row = measured(path, name, args.train, args.channels, args.optimizer, args.counter)
-            print(row, flush=True)
+            print(measured(path, name, args), flush=True)
 
 
 if __name__ == "__main__":

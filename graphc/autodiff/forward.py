@@ -14,7 +14,12 @@ from graphc.autodiff.region_pooling import (
     weighted_maxima,
 )
 from graphc.autodiff.reverse import BODIES, require_types
-from graphc.autodiff.rules import as_products, inverse_transposed, scatter_slopes
+from graphc.autodiff.rules import (
+    as_products,
+    inverse_transposed,
+    scatter_slopes,
+    within_limits,
+)
 from graphc.autodiff.tangent import tangent
 from graphc.autodiff.values import zeros_like
 from graphc.autodiff.without import refusal
@@ -153,6 +158,11 @@ def _flat(b: Builder, op: Op, tangent: Value) -> Value:
     return b.Reshape(tangent, np.array(flat_shape(op.operand(0).tensor.static_shape)))
 
 
+def _straight_through(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
+    """The tangent where the quantised value is not at a limit of its type."""
+    return [None if given[0] is None else within_limits(b, op, given[0])]
+
+
 def _determinant(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
     """det(x) times the trace of inverse(x) @ tangent."""
     product = b.Mul(inverse_transposed(b, op.operand(0)), given[0])
@@ -161,6 +171,7 @@ def _determinant(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Valu
 
 RULES: dict[tuple[str, str], Rule] = {
     ("graphc", "StopGradient"): _stopped,
+    ("graphc", "FakeQuantize"): _straight_through,
     ("", "CumSum"): _linear,
     ("", "CumProd"): _multiplied,
     ("", "MaxUnpool"): _linear,

@@ -15,7 +15,8 @@ from graphc.autodiff.region_pooling import aligned, pooled
 from graphc.autodiff.values import filled, zeros_like
 from graphc.errors import UnsupportedError
 from graphc.ir.build import Builder
-from graphc.ir.expr import Index, Load, Reduce, select
+from graphc.ir.dtypes import f32, i32
+from graphc.ir.expr import Const, Index, Load, Reduce, cast, select
 from graphc.ir.graph import Op, Value
 from graphc.ir.ops.generic import generic_op
 from graphc.ir.ops.scatter import unpooled_shape
@@ -68,6 +69,30 @@ def _relu(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value 
     g = _only(cotangents)
     zero = b.constant(0, g.tensor.dtype)
     return [b.Where(b.Greater(op.output, zero), g, zero)]
+
+
+@rule("FakeQuantize", domain="graphc")
+def _straight_through(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """The gradient itself where the quantised value is not at a limit of its type."""
+    return [within_limits(b, op, _only(cotangents)), None, None]
+
+
+def within_limits(b: Builder, op: Op, g: Value) -> Value:
+    """What is given where a quantised value is not at a limit of its type, else 0. It is read off
+    the result, which takes as few bytes as are quantised."""
+    type = op.output.tensor
+    space = [Index(f"i{d}", n) for d, n in enumerate(type.dims)]
+    scale, zero = (Load(n, (), op.operand(int(n)).tensor.dtype) for n in ("1", "2"))
+    low, high = (
+        cast(Const(int(limit), i32) - cast(zero, i32), f32) * cast(scale, f32)
+        for limit in (zero.dtype.min, zero.dtype.max)
+    )
+    y = Load("y", space, type.dtype)
+    body = select(
+        (y > cast(low, y.dtype)) & (y < cast(high, y.dtype)), Load("g", space, type.dtype), 0
+    )
+    sources = {"1": op.operand(1), "2": op.operand(2), "y": op.output, "g": g}
+    return generic_op(b, space, body, sources.__getitem__)
 
 
 @rule("Sigmoid")

@@ -48,6 +48,9 @@ class Machine:
         fast_floats          arithmetic on floats takes no longer than that on 8-bit integers
         unaligned_vectors    a vector is read from any address, as fast as from its multiples
         widening_loads       narrow floats become wider ones at no cost while they are read
+        results_in_place     updates of inputs are stored in the order of these, in their memory
+        little_memory        less memory is worth more than speed: who reads what takes few
+                             operations of values that are there anyway computes it again
 
     Limits of fusion: `operands`, tensors that a kernel takes; on how many operations per element it
     spends less time than on storing the element and reading it again (`recomputed`), or than on a

@@ -38,6 +38,7 @@ from graphc.records import dataclass
 
 IMAGE = 4  # the least rank of images
 CHANNEL = 1  # the dim of their channels
+UPDATE = "it updates an input of the model, which is row-major"
 VIEWED = "it is then a view of its operand, and nothing is copied"
 
 
@@ -46,12 +47,15 @@ def assign_layouts(graph: Graph, ctx: Context) -> bool:
 
     Each layout given to a value counts as a rewrite.
     """
-    changed, rows = False, ctx.target.machine.has("unaligned_vectors")
+    machine = ctx.target.machine
+    changed, rows = False, machine.has("unaligned_vectors")
+    in_place = machine.has("results_in_place")
     for op in list(graph.ops):
         if not structure.has_body(op) or is_relayout(op):
             continue
         for n, value in enumerate(op.outputs):
-            choice, why = _choose(op, n, rows)
+            is_update = in_place and _is_update(value)
+            choice, why = (None, UPDATE) if is_update else _choose(op, n, rows)
             layout = _effective(choice, value)
             if ctx.journal is not None:
                 same = choice is not None and layout is None  # but for dims of 1
@@ -301,18 +305,37 @@ def _is_result(value: Value) -> bool:
 
 
 def _is_given(value: Value) -> bool:
-    """Whether a value is an input of the model, or follows from one element by element."""
-    op = value.producer
-    while op is not None and structure.has_body(op) and op.inputs:
-        first = op.inputs[0]
-        if (
-            first is None
-            or not structure.pointwise(op, 0)
-            or first.tensor.dims != value.tensor.dims
-        ):
-            return False
-        op = first.producer
-    return op is None and value.tensor.layout is None
+    """Whether a value is a row-major input of the model, or follows from one element by element."""
+    pending, seen = [value], {value}
+    for source in pending:
+        op = source.producer
+        if op is None and source.tensor.layout is None:
+            return True
+        if op is None or not structure.has_body(op):
+            continue
+        for number, operand in enumerate(op.inputs):
+            if operand is None or operand in seen or operand.tensor.dims != value.tensor.dims:
+                continue
+            if structure.pointwise(op, number):
+                seen.add(operand)
+                pending.append(operand)
+    return False
+
+
+def _is_update(value: Value) -> bool:
+    """Whether a result of the model that may replace an input is computed of a value and that
+    input, element by element."""
+    pending, seen = [value], {value}
+    for v in pending:
+        if _is_result(v) and _is_given(v):
+            return True
+        for user, position in v.uses:
+            if not structure.has_body(user) or len(user.outputs) != 1 or user.output in seen:
+                continue
+            if user.output.tensor.dims == v.tensor.dims and structure.pointwise(user, position):
+                seen.add(user.output)
+                pending.append(user.output)
+    return False
 
 
 def _movement_layout(op: Op, value: Value) -> tuple[Layout | None, str]:

@@ -6,6 +6,7 @@ from graphc.records import dataclass
 from graphc.targets.base import Target, option
 
 LOSSES = ("cross_entropy", "nll", "bce", "mse", "l1", "huber", "kl")
+TAILS = ("float32", "int8")
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "lion")
 
 
@@ -23,6 +24,11 @@ class Trains(Target):
         None, "of the weights that are trained, change these output channels alone: '8' or '25%' "
         "of those with the largest norm, '[0-3,7]' or 'all'; 'NAME=8 25%' for one weight and for "
         "others (default: all)", metavar="WHICH", commands=("compile",),
+    )  # fmt: skip
+    tail: str = option(
+        TAILS[0], "what the trained part of a quantised model is computed in and kept as: float32, "
+        "or values and weights of int8, whose updates are rounded at random", choices=TAILS,
+        commands=("compile",),
     )  # fmt: skip
     loss: str = option(
         LOSSES[0], "what training minimises", choices=LOSSES, commands=("compile",),

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphc.driver import Settings, to_program
 from graphc.errors import ModelError
-from graphc.ir.graph import Graph
+from graphc.ir.graph import Graph, clone_graph
+from graphc.ir.machine import Machine
 from graphc.ir.program import Program
 from graphc.targets.micro_c import MicroC
 from graphc.targets.training import Trains
 from graphc.train.channels import text_of
 from graphc.train.optimizers import OPTIMIZERS
+from graphc.train.recompute import fitted
 from graphc.train.states import Stateful, Trainable, trainable
 
 if TYPE_CHECKING:
@@ -23,16 +26,34 @@ if TYPE_CHECKING:
     from graphc.passes.lower.program import Conventions
 
 
+SAVING = frozenset({"widening_loads", "results_in_place"})
+SAVING_MOST = SAVING | {"little_memory"}
+
+
 @dataclass(frozen=True)
 class _Part(MicroC):
-    """The target, for one of the programs that become a bundle."""
+    """The target, for one of the programs that become a bundle; `tight`: in an arena that is too
+    small for it otherwise."""
+
+    tight: bool = field(default=False, metadata={"choices": (), "type": bool, "commands": ()})
 
     carried: Mapping[int, int | None] = field(
         default_factory=dict, metadata={"choices": (), "type": dict, "commands": ()}
     )
 
+    @cached_property
+    def machine(self) -> Machine:
+        """The processor, short of memory: bytes are kept as bytes between the passes forward and
+        backward, and those who read them convert them; state is updated where it lies."""
+        cpu = super().machine
+        return replace(cpu, instructions=cpu.instructions | (SAVING_MOST if self.tight else SAVING))
+
     def conventions(self) -> Conventions:
         return replace(super().conventions(), state=self.carried)
+
+    def _ram_of(self, program: Program) -> int:
+        """The bytes that are limited: those of the arena."""
+        return program.arena_bytes
 
     def program(self, graph: Graph, lower: Callable[..., Program]) -> Program:
         return self.draft(graph, lower)
@@ -55,24 +76,73 @@ def joint_program(
 ) -> tuple[Program, Training]:
     """Inference and a training step of a model of static shapes as one program, as the options of
     the target (`train`, `loss`, `optimizer`) ask for it, and which part is what."""
-    from graphc.backends.micro_c.joined import joined
-
     model = _trainable(graph, target)
     if target.io == "arena":
         raise ModelError("--io arena: a bundle that trains leaves inputs and outputs to the caller")
-    settings = settings or Settings()
-
-    def lowered(part: Stateful) -> Program:
-        options = {f.name: getattr(target, f.name) for f in fields(target)}
-        return to_program(part.graph, _Part(**options, carried=part.state), settings)
-
-    notes = {name: f"channels {text_of(own)}" for name, own in model.channels.items()}
-    parts = lowered(model.inference), lowered(model.step)
-    program, training = joined(*parts, model.initial, notes)
+    parts = _Parts(model, target, settings or Settings())
+    program, training = parts.joined(parts.lowered(model.inference), parts.lowered(model.step))
+    spare = None if target.ram is None else target.ram - parts.ram(program, training)
+    if spare is not None and spare < 0:
+        program, training = parts.within(program.arena_bytes + spare)
     return target.finished(program), training
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Inference and a training step, and how they become a program."""
+
+    model: Trainable
+    target: MicroC
+    settings: Settings
+
+    def lowered(self, part: Stateful, arena: int | None = None, tight: bool = False) -> Program:
+        """The program of a part; with layers by rows if it takes more of the arena than this."""
+        options = {f.name: getattr(self.target, f.name) for f in fields(self.target)}
+        options.update(train=None, ram=arena, trades=False)
+        own = _Part(**options, carried=part.state, tight=tight)
+        return to_program(clone_graph(part.graph), own, self.settings)
+
+    def joined(self, inference: Program, step: Program) -> tuple[Program, Training]:
+        """Both as one."""
+        from graphc.backends.micro_c.joined import joined
+
+        channels = self.model.channels.items()
+        notes = {name: f"channels {text_of(own)}" for name, own in channels}
+        return joined(inference, step, self.model.initial, notes)
+
+    def ram(self, program: Program, training: Training) -> int:
+        """The bytes of RAM that a bundle takes."""
+        from graphc.backends.micro_c import model_of
+        from graphc.backends.micro_c.budget import Budget
+
+        made = model_of(self.target.finished(program), self.target.code(training=training))
+        return Budget.of(made).ram
+
+    def within(self, arena: int) -> tuple[Program, Training]:
+        """Both in an arena of at most this, if that can be: layers that are not trained are run by
+        rows, and masks are applied by each reader; if that is not enough, values of the forward
+        pass are computed again in the backward pass. ModelError says what a step takes."""
+        inference = self.lowered(self.model.inference, arena)
+        step = self.lowered(self.model.step, arena)
+        if step.arena_bytes > arena:
+            step = self.lowered(self.model.step, arena, tight=True)
+        if step.arena_bytes > arena:
+            step = self.lowered(self._again(arena), arena, tight=True)
+        return self.joined(inference, step)
+
+    def _again(self, arena: int) -> Stateful:
+        """The step, with values that are computed again."""
+        graph, state = clone_graph(self.model.step.graph), self.model.step.state
+
+        def measure(graph: Graph) -> int:
+            return self.lowered(Stateful(graph, state), tight=True).arena_bytes
+
+        return Stateful(fitted(graph, graph.results[0], arena, measure).graph, state)
 
 
 def _trainable(graph: Graph, target: Trains) -> Trainable:
     """What the options of a target ask for."""
     optimizer = OPTIMIZERS[target.optimizer]
-    return trainable(graph, target.train or "all", target.loss, optimizer, target.channels)
+    return trainable(
+        graph, target.train or "all", target.loss, optimizer, target.channels, target.tail
+    )

@@ -25,11 +25,13 @@ from graphc.ir.operations import operations
 from graphc.ir.types import TensorType
 from graphc.passes.analysis.structure import has_body, is_view, reductions
 from graphc.passes.dce import remove_dead
-from graphc.train.selection import Candidate, Selection, selected
+from graphc.train.selection import Candidate, Selection, cost, selected
 
 GUESSES = 3  # of how many bytes to drop, a program each
 MOST_FACTOR = 4.0  # by which a guess is more than the one before
 PARTS = 8  # of the bytes that are kept: so many are dropped, one after the other, if guesses fail
+SMALLEST = 8  # of the bytes that are too many, the part that is worth dropping by itself
+MOST_PROGRAMS = 64  # that are made to choose values one by one
 UNKNOWN = 16  # operations for each element of an op without a body
 
 Measure = Callable[[Graph], int]
@@ -88,18 +90,51 @@ class _Search:
             made = self.tried(self.total * part // PARTS)
             if self.fits(made):
                 return made
+        best = self.descent()
+        if best is not None:
+            return best
         raise ModelError(
             f"the temporaries of a training step take {self.before:,} bytes, and "
             f"{min(self.sizes.values()):,} if more is computed again; the limit leaves "
             f"{self.limit:,}"
         )
 
+    def descent(self) -> Selection | None:
+        """A choice made of values one by one, each the one with which the program gets smallest,
+        and of equals the cheapest: bytes that are free elsewhere do not help where most are live.
+        For small graphs alone, as it takes many programs; None if it finds none."""
+        candidates = self.plan.candidates
+        least = (self.before - self.limit) // SMALLEST
+        known = [n for n, c in enumerate(candidates) if c.nbytes >= least]
+        chosen: tuple[int, ...] = ()
+        while self.sizes[chosen] > self.limit:
+            left = [n for n in known if n not in chosen]
+            if not left or len(self.sizes) + len(left) > MOST_PROGRAMS:
+                return None
+            _, _, best = min(self._judged(tuple(sorted((*chosen, n)))) for n in left)
+            if self.sizes[best] >= self.sizes[chosen]:
+                return None
+            chosen = best
+        price = cost(candidates, sum(1 << n for n in chosen))
+        freed = sum(candidates[n].nbytes for n in chosen)
+        return Selection(chosen, price, selected(candidates, freed).bound)
+
+    def _judged(self, chosen: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+        """The bytes of the program of a choice, and its cost."""
+        size = self.measured(chosen)
+        return size, cost(self.plan.candidates, sum(1 << n for n in chosen)), chosen
+
     def tried(self, wanted: int) -> Selection:
         """The choice that frees so many bytes, whose program is measured."""
         made = selected(self.plan.candidates, wanted)
-        if made.chosen not in self.sizes:
-            self.sizes[made.chosen] = self.measure(self.plan.applied(made.chosen))
+        self.measured(made.chosen)
         return made
+
+    def measured(self, chosen: tuple[int, ...]) -> int:
+        """The bytes of the program of a choice."""
+        if chosen not in self.sizes:
+            self.sizes[chosen] = self.measure(self.plan.applied(chosen))
+        return self.sizes[chosen]
 
     def fits(self, made: Selection) -> bool:
         """Whether the program of a choice keeps to the limit."""

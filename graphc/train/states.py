@@ -21,7 +21,11 @@ from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.specialise import specialise
 from graphc.train.channels import with_channels
 from graphc.train.float_tail import (
+    FAKE,
     QUANTISE,
+    Codes,
+    coded,
+    codes_of,
     is_quantised,
     with_float_tail,
     with_float_weights,
@@ -34,6 +38,7 @@ from graphc.train.step_graph import RATE, STEP, TARGET, Recipe, step_graph
 from graphc.transforms import inlined
 
 LABELS = ("cross_entropy", "nll")  # losses whose target is the number of a class
+INT8 = "int8"
 STEPS = "steps"
 TRAINING = "training"  # what ops that belong to no node of the model are called
 
@@ -60,18 +65,27 @@ class Trainable:
 
 
 def trainable(
-    model: Graph, parameters: str, loss: str, optimizer: Optimizer, channels: str | None = None
-) -> Trainable:
+    model: Graph, parameters: str, loss: str, optimizer: Optimizer, channels: str | None = None,
+    tail: str = "float32",
+) -> Trainable:  # fmt: skip
     """A model of static shapes with the training of some of its parameters (layers.chosen), or of
     some of their `channels` (channels.py). The loss `cross_entropy` takes what a last Softmax is
-    given. Statistics of BatchNormalization stay.
+    given. Statistics of BatchNormalization stay. `tail` is what a quantised model's trained part is
+    computed in and kept as (float_tail.py).
 
-    ModelError if a parameter is not f32, or there is no such loss.
+    ModelError if a parameter is not f32, or there is no such loss, or a tail of int8 is asked of a
+    model that is not quantised.
     """
     if loss not in LOSSES:
         raise ModelError(f"there is no loss {loss!r}{near_or_all(loss, LOSSES)}")
-    model, names = to_train(model, parameters)
+    is_int8 = tail == INT8
+    if is_int8 and not is_quantised(model):
+        raise ModelError("a tail of int8 is of a quantised model (QDQ); this one has float weights")
+    given = model
+    model, names = to_train(model, parameters, is_int8)
+    codes = codes_of(given, names) if is_int8 else {}
     model, parts = with_channels(model, names, channels or "all")
+    codes.update((name, codes[name].taken(own)) for name, own in parts.items() if name in codes)
     constants = {op.output.name: op for op in model.ops if op.name == "Constant"}
     weights = {name: constants[name].attrs["value"] for name in names}
     for name, array in weights.items():
@@ -81,24 +95,26 @@ def trainable(
             )
     recipe = Recipe(LOSSES[loss], optimizer, tuple(names), train_mode=False)
     compared = judged(model, loss)
-    step = _step(recipe, compared, target_type(compared, loss))
-    return Trainable(_inference(model, names), step, weights, parts)
+    step = _step(recipe, compared, target_type(compared, loss), codes)
+    weights.update((name, own.of(weights[name])) for name, own in codes.items())
+    return Trainable(_inference(model, names, codes), step, weights, parts)
 
 
-def to_train(model: Graph, parameters: str) -> tuple[Graph, list[str]]:
+def to_train(model: Graph, parameters: str, rounded: bool = False) -> tuple[Graph, list[str]]:
     """A model with the parameters that a user asks to train as constants of floats, and their
-    names; in a quantised one, what depends on them is computed in floats."""
+    names; in a quantised one, what depends on them is computed in floats, which are rounded as the
+    model has it if `rounded`."""
     if not is_quantised(model):
         return model, chosen(model, parameters)
     names = chosen(with_float_weights(model), parameters)
-    return with_float_tail(model, names), names
+    return with_float_tail(model, names, rounded), names
 
 
 def judged(model: Graph, loss: str) -> Graph:
     """A model whose first result is what a loss is given: before it is quantised, and, if that is
     `cross_entropy`, before a last Softmax over the classes of [N, classes]."""
     last = model.results[0].producer
-    if last is not None and last.name == QUANTISE:
+    if last is not None and last.name in (QUANTISE, FAKE):
         model = _without_last(model)
         last = model.results[0].producer
     if loss != "cross_entropy" or last is None or last.name != "Softmax":
@@ -119,17 +135,19 @@ def _without_last(model: Graph) -> Graph:
     return graph
 
 
-def _inference(model: Graph, names: Sequence[str]) -> Stateful:
+def _inference(model: Graph, names: Sequence[str], codes: Mapping[str, Codes]) -> Stateful:
     """The model with weights to train for parameters."""
     graph = clone_graph(model)
     constants = {op.output.name: op for op in graph.ops if op.name == "Constant"}
     first = len(graph.params)
     for name in names:
         as_input(graph, constants[name])
-    return Stateful(_typed(graph), {first + n: None for n in range(len(names))})
+    graph = _typed(graph)
+    coded(graph, codes, {})
+    return Stateful(graph, {first + n: None for n in range(len(names))})
 
 
-def _step(recipe: Recipe, model: Graph, target: TensorType) -> Stateful:
+def _step(recipe: Recipe, model: Graph, target: TensorType, codes: Mapping[str, Codes]) -> Stateful:
     """The training step. Its parameters are the inputs, the target, the rate, and the state; its
     results the loss, and what replaces the state."""
     batch = {**{p.name: p.tensor for p in model.params}, TARGET: target}
@@ -144,6 +162,9 @@ def _step(recipe: Recipe, model: Graph, target: TensorType) -> Stateful:
     graph.set_results([results["loss"], *updates.values()])
     _bind(graph, model, {*batch, RATE, STEP, *updates})
     remove_dead(graph)
+    if codes:
+        coded(graph, codes, {name: n + 1 for n, name in enumerate(updates)}, named[STEP])
+        named = {p.name: p for p in graph.params}
     if named[STEP].uses:
         updates[STEPS], named[STEPS] = _counted(graph, named[STEP]), named[STEP]
         graph.set_results([*graph.results, updates[STEPS]])

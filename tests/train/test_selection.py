@@ -7,6 +7,8 @@ from itertools import product
 
 import pytest
 
+from graphc.errors import ModelError
+from graphc.train.recompute import _Search
 from graphc.train.selection import Candidate, cost, selected
 
 
@@ -73,3 +75,27 @@ def test_hundreds_of_values():
     made = selected(values, sum(v.nbytes for v in values) // 2)
     assert made.bound <= made.cost <= 1.5 * made.bound
     assert made.cost == cost(values, sum(1 << n for n in made.chosen))
+
+
+class Values:
+    """The values of a graph whose program gets smaller if values 1 and 3 are dropped."""
+
+    def __init__(self, count):
+        tensor = type("Tensor", (), {"most_bytes": 10})
+        self.values = [type("Value", (), {"tensor": tensor})] * count
+        self.candidates = [Candidate(10, 1 + n) for n in range(count)]
+
+    def applied(self, chosen):
+        return {1, 3} & set(chosen), chosen
+
+
+def test_values_are_chosen_one_by_one_where_bytes_alone_do_not_tell():
+    def measure(graph):
+        useful, chosen = graph
+        return 100 - 10 * len(useful) + 40 * (len(chosen) > 3)
+
+    made = _Search(Values(6), 80, 100, measure).run()
+    assert made.chosen == (1, 3)
+    assert made.cost == 6
+    with pytest.raises(ModelError, match="take 100 bytes, and 80 if more is computed again"):
+        _Search(Values(6), 79, 100, measure).run()

@@ -99,6 +99,14 @@ def dequantize_linear(
     return converted(value.cast(f32) * by, target)
 
 
+@composite("FakeQuantize", domain="graphc", traits=("alias",))
+def fake_quantize(b: Builder, x: Float, scale: Float, zero_point: Number) -> Value:
+    """x as its quantised value stands for it. Gradients pass where x is within the limits of the
+    type, as if there were no rounding (the straight-through estimator: Jacob et al., "Quantization
+    and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018)."""
+    return b.DequantizeLinear(b.QuantizeLinear(x, scale, zero_point), scale, zero_point)
+
+
 @composite("DynamicQuantizeLinear", outputs=3)
 def dynamic_quantize_linear(b: Builder, x: Float) -> tuple[Value, ...]:
     """x as uint8 over the range from its smallest to its largest element, 0 included.

@@ -123,13 +123,25 @@ def _converts_float(body: Expr) -> bool:
 
 
 def _is_dequantising(op: Op, body: Expr) -> bool:
-    wide = [n for n, v in enumerate(op.inputs) if v is not None and v.tensor.count != 1]
+    wide = [n for n, v in enumerate(op.inputs) if v is not None and not _is_parameter(v, op)]
     if len(wide) != 1 or reductions(op) or cost(body) > DEQUANTISING:
         return False
     value = op.inputs[wide[0]]
     assert value is not None
     smaller = value.tensor.dtype.size < op.output.tensor.dtype.size
     return smaller and value.tensor.dims == op.output.tensor.dims and pointwise(op, wide[0])
+
+
+def _is_parameter(value: Value, op: Op) -> bool:
+    """Whether an operand is one number, or constants for each channel of what is computed."""
+    if value.tensor.count == 1:
+        return True
+    is_small = value.constant is not None and value.tensor.most < op.output.tensor.most
+    return (
+        is_small
+        and value.tensor.rank == 1
+        and all(v is value or v.constant is None or v.tensor.rank < 2 for v in op.inputs if v)
+    )
 
 
 def keeps_order(op: Op) -> bool:

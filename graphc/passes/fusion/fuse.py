@@ -9,7 +9,7 @@ from graphc.ir.graph import Graph
 from graphc.passes.dce import remove_dead
 from graphc.passes.fusion.grouping import Grouping
 from graphc.passes.fusion.merge import merged_group, replace_group, sort_ops
-from graphc.passes.fusion.movements import clone_movement, raise_scalars
+from graphc.passes.fusion.movements import clone_masks, clone_movement, raise_scalars
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 from graphc.records import dataclass
@@ -23,6 +23,8 @@ def fuse(graph: Graph, ctx: Context) -> bool:
     machine = ctx.target.machine
     grouping = Grouping(graph, machine)
     raise_scalars(graph, ctx, grouping.widening)
+    if machine.has("little_memory"):
+        grouping.again = clone_masks(graph)
     clone_movement(graph, grouping.widening)
     grouping.asked = ctx.journal is not None
     groups = [g for g in grouping.run() if ctx.spend("fuse", g.ops[-1], g.ops)]

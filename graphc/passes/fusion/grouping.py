@@ -23,12 +23,13 @@ from graphc.ir.ops.generic import APART
 from graphc.ir.ops.in_range import EFFECT
 from graphc.passes.analysis import structure
 from graphc.passes.fusion.legality import ANCHORS, Group, Legality, space_of
-from graphc.passes.fusion.movements import is_converted_by_readers
 from graphc.passes.reasons import Reason
 
 CHOICES = 64  # groups that an op with many operands may join
 CHECKED = Reason("a check of data is a kernel of its own")
-CONVERTED = Reason("a conversion to wider floats is done by its readers")
+CONVERTED = Reason(
+    "a conversion to wider floats is done by its readers, as masks are in little memory"
+)
 TOO_MANY_CHOICES = Reason(f"only the best {CHOICES} groups are tried")
 AGAIN = Reason("what is computed again stays apart from what was computed before")
 
@@ -67,7 +68,7 @@ class Grouping(Legality):
     def join(self, op: Op, refused: dict[Group, Reason]) -> bool:
         """Puts an op into the first group that takes it; whether one does."""
         reason: Reason | None = CHECKED if EFFECT in op.defn.traits else None
-        if is_converted_by_readers(op, self.widening):
+        if self.is_computed_by_readers(op):
             reason = reason or CONVERTED
         for group in self.candidates(op):
             why_not = reason or self.why_not_join(op, group)

@@ -69,8 +69,17 @@ class Legality:
         self.region, self.machine = region, machine
         self.widening, self.columns = machine.has("widening_loads"), machine.warp > 1
         self.results = set(region.results)
+        self.again: set[Op] = set()  # what each reader computes, to keep less in memory
         self.group: dict[Op, Group] = {}
         self.depth: dict[Op, int] = {}  # ops of the group on the longest way to an op, and itself
+
+    def is_for_readers(self, op: Op) -> bool:
+        """Whether who reads what an op makes best computes it."""
+        return op in self.again or is_for_readers(op, self.widening)
+
+    def is_computed_by_readers(self, op: Op) -> bool:
+        """Whether an op computes something, which its readers do: it joins no group before."""
+        return op in self.again or is_converted_by_readers(op, self.widening)
 
     def depth_in(self, group: Group, op: Op) -> int:
         """The depth of an op as a member of a group."""
@@ -397,8 +406,8 @@ class Legality:
     def why_repeated(self, op: Op, group: Group, other: Group) -> Reason | None:
         """Why computing another group's values where they are read repeats too much work."""
         last = other.ops[-1]
-        pure = all(is_for_readers(m, self.widening) for m in other.ops)
-        if is_converted_by_readers(op, self.widening):
+        pure = all(map(self.is_for_readers, other.ops))
+        if self.is_computed_by_readers(op):
             text = "{} is a conversion, which its readers do; {} is not, and is stored"
             return None if pure else Reason(text, op, last)
         at_own_index = all(structure.pointwise(op, n) for n in self.read_operands(op, other))

@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 
 from graphc.ir.graph import Graph, Op, Region, Value
+from graphc.ir.infer import op_body
 from graphc.ir.ops.generic import APART
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.facts import is_pointwise
 from graphc.passes.manager.context import Context
 
 FEW = 2  # reads of an element, for each of which it is converted
+MASKING = 48  # cost of an element that readers compute again, to keep less in memory
 
 
 def is_for_readers(op: Op, widening: bool) -> bool:
@@ -76,16 +78,70 @@ def clone_movement(graph: Graph, widening: bool = False) -> None:
     for op in reversed(list(graph.ops)):
         if op.name == "Constant" or not is_for_readers(op, widening) or op.output in graph.results:
             continue
-        if op.output.tensor.most == 0 or _ends_a_kernel(op, graph):
+        if op.output.tensor.most > 0 and not _ends_a_kernel(op, graph):
+            _copied_for_readers(op, graph)
+
+
+def clone_masks(graph: Graph) -> set[Op]:
+    """Gives every reader its own copy of what takes few operations for each element of values that
+    lie in memory longer, or take fewer bytes: a gradient where a mask lets it pass, say. So it need
+    not lie in memory besides. Gives the copies."""
+    chosen: set[Op] = set()
+    for op in reversed(list(graph.ops)):
+        if len(op.outputs) == 1 and len(op.output.users) > 1 and op.output not in graph.results:
+            last = max(map(graph.place, op.output.users))
+            if _cost_of_kept(op, graph, last, MASKING) <= MASKING:
+                chosen.update(_copied_for_readers(op, graph))
+    return chosen
+
+
+def _cost_of_kept(op: Op, graph: Graph, last: int, most: int) -> int:
+    """What an element of floats costs that is computed at its own place of values of fewer bytes,
+    and of some that are read later than `last`, or of what is computed so; above `most` if it is
+    not."""
+    above = most + 1
+    if op.name == "Constant" or not structure.has_body(op) or len(op.outputs) != 1:
+        return above
+    if not op.output.tensor.dtype.is_float or structure.is_movement(op):
+        return above
+    if structure.reductions(op) or op.output in graph.results:
+        return above
+    total = structure.cost(op_body(op))
+    for number, value in enumerate(op.inputs):
+        if total > most:
+            return above
+        if value is None or _takes_less(value, op.output):
             continue
-        for user in op.output.users[1:]:
-            copy = Op(op.defn, op.inputs, op.attrs, 1, (), op.loc)
-            copy.output.type, copy.output.name = op.output.type, op.output.name
-            copy.memo.update(op.memo)
-            graph.insert_before(op, copy)
-            for position, value in enumerate(user.inputs):
-                if value is op.output:
-                    user.set_input(position, copy.output)
+        if not structure.pointwise(op, number):
+            return above
+        if max(map(graph.place, value.users)) > last:
+            continue
+        maker = value.producer
+        total += above if maker is None else _cost_of_kept(maker, graph, last, most - total)
+    return total
+
+
+def _takes_less(value: Value, result: Value) -> bool:
+    """Whether a value takes fewer bytes than a result, or is converted from one that does."""
+    if value.tensor.most_bytes < result.tensor.most_bytes:
+        return True
+    maker = value.producer
+    return maker is not None and structure.has_body(maker) and structure.is_widening(maker)
+
+
+def _copied_for_readers(op: Op, graph: Graph) -> list[Op]:
+    """Copies of an op, one for each reader but the first, which gets the op itself; all of them."""
+    made = [op]
+    for user in op.output.users[1:]:
+        copy = Op(op.defn, op.inputs, op.attrs, 1, (), op.loc)
+        copy.output.type, copy.output.name = op.output.type, op.output.name
+        copy.memo.update(op.memo)
+        graph.insert_before(op, copy)
+        made.append(copy)
+        for position, value in enumerate(user.inputs):
+            if value is op.output:
+                user.set_input(position, copy.output)
+    return made
 
 
 def raise_scalars(graph: Graph, ctx: Context, widening: bool = False) -> None:
