@@ -133,7 +133,8 @@ class Codes:
         shape = [1] * weight.ndim
         if self.scale.ndim:
             shape[self.axis] = -1
-        scale, zero = (a.reshape(shape).astype(np.float64) for a in (self.scale, self.zero_point))
+        scale = self.scale.reshape(shape).astype(np.float64)
+        zero = self.zero_point.reshape(shape).astype(np.float64)
         limits = np.iinfo(self.zero_point.dtype)
         whole = np.rint(weight / scale) + zero
         return np.clip(whole, limits.min, limits.max).astype(limits.dtype)
