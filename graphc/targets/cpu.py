@@ -195,11 +195,11 @@ class Cpu(Rounding, Tuned, Trains):
         return lambda graph: ApartModel(build.program(graph), self.cpu)
 
     def emit(self, program: Program, form: str) -> str:
-        from graphc.backends.llvm_cpu.codegen import PIPELINE, llvm_text
+        from graphc.backends.llvm_cpu.codegen import llvm_text, pipeline_of
         from graphc.backends.llvm_cpu.jit import assembly
 
         text = llvm_text(program, self.cpu)
-        return text if form == "llvm" else assembly(text, self.cpu, PIPELINE)
+        return text if form == "llvm" else assembly(text, self.cpu, pipeline_of(program))
 
     def kernel_code(self, program: Program) -> Mapping[str, Mapping[str, str]]:
         from graphc.targets.functions import by_braces, by_labels

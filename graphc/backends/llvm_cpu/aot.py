@@ -13,7 +13,7 @@ from pathlib import Path
 
 from graphc.backends.cfamily.names import prefix
 from graphc.backends.llvm_cpu.archive import archive
-from graphc.backends.llvm_cpu.codegen import image_of, llvm_text
+from graphc.backends.llvm_cpu.codegen import image_of, llvm_text, pipeline_of
 from graphc.backends.llvm_cpu.dispatch_ir import dispatcher, exports_of
 from graphc.backends.llvm_cpu.header import header
 from graphc.backends.llvm_cpu.image import Image
@@ -101,8 +101,10 @@ def _object(
     weights = Weights(image.constants)
     interface = Interface(image, name, weights.offsets, platform)
     code = llvm_text(program, target)
-    exports = interface.exports
-    data = object_of(code, interface.text(), weights, exports, target, platform, hidden)
+    exports, pipeline = interface.exports, pipeline_of(program)
+    data = object_of(
+        code, interface.text(), weights, exports, target, platform, pipeline, hidden=hidden
+    )
     return interface, _Part(f"{name}.o", data, exports)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphc.backends.llvm_cpu.codegen import image_of, llvm_text
+from graphc.backends.llvm_cpu.codegen import image_of, llvm_text, pipeline_of
 from graphc.backends.llvm_cpu.counted import Cut
 from graphc.backends.llvm_cpu.image import OpenShapes
 from graphc.backends.llvm_cpu.linking import link_program, link_wasm
@@ -122,7 +122,9 @@ class ApartModel(OpenShapes):
         weights = Weights(self.image.constants)
         around = runner_ir(self.image, weights.offsets, self.platform)
         code = llvm_text(self.program, self.target)
-        data = object_of(code, around, weights, EXPORTS, self.target, self.platform)
+        data = object_of(
+            code, around, weights, EXPORTS, self.target, self.platform, pipeline_of(self.program)
+        )
         write_bytes(part, memoryview(data))
         if self._is_wasm:
             link_wasm([part], output, EXPORTS[1:])

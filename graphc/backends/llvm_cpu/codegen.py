@@ -22,12 +22,16 @@ from graphc.passes.kernel.prepare import prepare_kernel
 from graphc.progress import counted, tell
 
 LACKS = BELOW_BYTES | {bf16}  # types that few CPUs convert in hardware
-PIPELINE = "light"  # of LLVM passes: vectors and tiles are explicit already
 
 
 def lacked_by(target: CpuTarget) -> frozenset[DType]:
     """The types that are made of others, as the CPU does not convert them."""
     return LACKS if HALVES in target.instructions else LACKS | {f16}
+
+
+def pipeline_of(program: Program) -> str:
+    """The pipeline of LLVM passes: vectors and tiles are explicit already."""
+    return "ordered" if program.all_sizes else "light"
 
 
 def llvm_text(program: Program, target: CpuTarget | None = None, timed: bool = False) -> str:
@@ -51,7 +55,7 @@ def compile_program(
     target = target or host_target()
     text = llvm_text(program, target, timed)
     tell("generating machine code")
-    code = cached_object(text, target, default_cache(), PIPELINE)
+    code = cached_object(text, target, default_cache(), pipeline_of(program))
     return image_of(program, target, code)
 
 

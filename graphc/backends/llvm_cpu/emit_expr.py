@@ -21,7 +21,7 @@ from graphc.ir.dtypes import DType, boolean, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, free_indices, substitute, walk
 from graphc.ir.extents import is_below
 from graphc.ir.known_lanes import KnownLanes, known_lanes
-from graphc.ir.simplify import simplify
+from graphc.ir.simplify import from_poly, simplify, to_poly
 from graphc.ir.types import Dim
 from graphc.records import dataclass
 
@@ -56,6 +56,8 @@ class ExprEmitter(ScalarEmitter):
     strides: dict[tuple[Expr, Index], tuple[Expr, int] | None] = field(default_factory=dict)
     unsafe: dict[Expr, bool] = field(default_factory=dict)
     always: dict[Expr, frozenset[Expr]] = field(default_factory=dict)
+    named: dict[Expr, tuple[Expr | None, Expr]] = field(default_factory=dict)
+    is_open: bool = False  # whether sizes are known at run time only
 
     # ---------------------------------------------------------------- entry points
 
@@ -192,8 +194,27 @@ class ExprEmitter(ScalarEmitter):
 
     def address(self, storage: Storage, offset: Expr) -> tuple[str, int | None]:
         """A pointer to the first lane and the stride in the lanes (None: not affine)."""
+        name, moving = self.named_part(offset)
+        if name is not None and storage.registers is None and storage.lanes == 1:
+            first, stride = self.first_lane(moving)
+            if first is not None:
+                return self._pointer_from(storage, self.value(name), first), stride
         first, stride = self.first_lane(offset)
         return storage.pointer if first is None else self.element_pointer(storage, first), stride
+
+    def named_part(self, offset: Expr) -> tuple[Expr | None, Expr]:
+        """A name that is added to an offset, as where a row begins, and the rest. A pointer to the
+        former is computed before loops, whose rows then share an index. None if there is no such
+        name, or sizes are known."""
+        if not self.is_open:
+            return None, offset
+        if offset not in self.named:
+            poly = to_poly(offset)
+            names = [k for k, c in poly.items() if c == 1 and len(k) == 1 and type(k[0]) is Ref]
+            rest = {k: c for k, c in poly.items() if k not in names}
+            is_both = len(names) == 1 and any(rest) and self.value(names[0][0]).lanes == 1
+            self.named[offset] = (names[0][0], from_poly(rest)) if is_both else (None, offset)
+        return self.named[offset]
 
     def first_lane(self, offset: Expr) -> tuple[Typed | None, int | None]:
         """The offset of the first lane and the stride in the lanes (None, None: not affine)."""
@@ -233,6 +254,12 @@ class ExprEmitter(ScalarEmitter):
         return self.name(
             f"getelementptr inbounds {element}, ptr {storage.pointer}, i64 {offset.text}"
         )
+
+    def _pointer_from(self, storage: Storage, begin: Typed, offset: Typed) -> str:
+        """A pointer to an element so far behind another, which may lie outside of the buffer."""
+        element = spell.storage_type(storage.dtype)
+        start = self.name(f"getelementptr {element}, ptr {storage.pointer}, i64 {begin.text}")
+        return self.name(f"getelementptr {element}, ptr {start}, i64 {offset.text}")
 
     def _offset(self, node: Load) -> Expr:
         if len(node.index) > 1:

@@ -174,8 +174,9 @@ class _Function:
         self.features = declarations.features
         self.divisions: dict[int, tuple[Stmt, tuple[Expr, ...]]] = {}  # by identity of statements
         self.expr = ExprEmitter(
-            self.line, self.fresh, declarations.add, storage, features=self.features
-        )
+            self.line, self.fresh, declarations.add, storage, features=self.features,
+            is_open=bool(kernel.sizes),
+        )  # fmt: skip
         self.expr.names.update((s, Typed(f"%s.{n}", i64)) for n, s in enumerate(kernel.sizes))
 
     def line(self, text: str) -> None:
@@ -286,7 +287,11 @@ class _Function:
         return isinstance(node, (Call, Const, Sym))
 
     def let(self, stmt: Let) -> None:
-        self.expr.names[stmt.ref] = self.expr.value(stmt.value)
+        value = self.expr.value(stmt.value)
+        if self.kernel.sizes and value.dtype is i64 and value.lanes == 1 and value.text[0] == "%":
+            # Where a row begins: LLVM would compute it again in each trip of the loops inside
+            value = self.expr.op(f'call i64 asm "", "=r,0"(i64 {value.text})', i64, 1)
+        self.expr.names[stmt.ref] = value
 
     def store(self, stmt: Store) -> None:
         (offset,) = stmt.index or (Const(0, i64),)

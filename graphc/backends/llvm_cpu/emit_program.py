@@ -26,7 +26,7 @@ from graphc.backends.llvm_cpu.emit_kernel import Declarations, Phase, emit_kerne
 from graphc.backends.llvm_cpu.image import INVOKE
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Expr, Sym, as_expr, maximum, minimum, select
+from graphc.ir.expr import Const, Expr, Sym, as_expr, maximum, minimum, select
 from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step, While, overwriting
 from graphc.ir.types import Dim, at, elements_of
 
@@ -244,7 +244,7 @@ class Steps:
     def call(self, phase: Phase, values: dict[Sym, Expr], numbers: Numbers) -> str:
         """The call of a phase, whole or in ranges for several threads."""
         extent = at(phase.extent, values)
-        grain = at(_grain(phase.extent, phase.work, phase.parallel), values)
+        grain = _grain(extent, at(phase.work, values), phase.parallel)
         count = numbers.value(extent)
         is_known = isinstance(extent, int) and isinstance(grain, int)
         if extent > grain if is_known else phase.parallel:
@@ -343,4 +343,5 @@ def _grain(extent: Dim, work: Dim, parallel: bool) -> Dim:
     turns, operations = as_expr(extent, i64), as_expr(work, i64)
     enough = (turns * RANGE_WORK + operations - 1) // maximum(operations, 1)
     grain = maximum(minimum(enough, turns // MIN_RANGES), 1)
-    return at(select(operations < PARALLEL_WORK, turns, grain), {})
+    grain = select(operations < PARALLEL_WORK, turns, grain)
+    return grain.value if isinstance(grain, Const) else grain

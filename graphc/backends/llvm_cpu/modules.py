@@ -53,10 +53,10 @@ class Weights:
 
 def object_of(
     code: str, around: str, weights: Weights, exports: Collection[str], target: CpuTarget,
-    platform: Platform, hidden: bool = False,
+    platform: Platform, pipeline: str = "light", hidden: bool = False,
 ) -> bytearray:  # fmt: skip
     """The object file of a program's `code` and the module `around` it, of which others see the
-    functions in `exports`; `hidden`: others within the same library."""
+    functions in `exports`; `hidden`: others within the same library. `pipeline` as in jit.py."""
     threads = pool_ir(target) if platform.has_threads else SERIAL_IR
     texts = [code, around, threads]
     if weights.offsets:
@@ -67,5 +67,5 @@ def object_of(
                      .replace("\ndefine float @", "\ndefine weak_odr hidden float @"))  # fmt: skip
     if not platform.has_libc:
         texts += functions_needed(code)
-    data = assemble(texts, exports, target, hidden=hidden)
+    data = assemble(texts, exports, target, pipeline, hidden=hidden)
     return weights.fill(data) if weights.offsets else bytearray(data)

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from graphc.backends.cache import default_cache
-from graphc.backends.llvm_cpu.codegen import PIPELINE, compile_program
+from graphc.backends.llvm_cpu.codegen import compile_program
 from graphc.backends.llvm_cpu.emit_timed import (
     BEGIN,
     HEADER,
@@ -105,7 +105,7 @@ def reading_cost() -> float:
 def _functions() -> tuple[Callable[[], int], Callable[[int, int], None]]:
     """What reads the counter, and what takes readings in a row."""
     host, names = host_target(), ("graphc_counter", "graphc_notes")
-    code = cached_object(cost_text(counter_of(host)), host, default_cache(), PIPELINE)
+    code = cached_object(cost_text(counter_of(host)), host, default_cache(), "light")
     library = load_object(code, names)
     read = library.function(names[0], ctypes.c_int64)
     return read, library.function(names[1], None, ctypes.c_void_p, ctypes.c_int64)

@@ -115,7 +115,7 @@ def test_invalid_ir_is_an_internal_error():
 
 
 def test_unknown_pipeline():
-    with pytest.raises(ValueError, match="not one of light, full, none"):
+    with pytest.raises(ValueError, match="not one of light, ordered, full, none"):
         jit.compile_module(LIBM, pipeline="fast")
 
 
@@ -183,9 +183,12 @@ def test_target_and_pipeline_are_part_of_the_key(tmp_path):
 
 def test_options_of_the_process_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
+    lsr = [("-disable-lsr", "-disable-lsr=false")]
+    scheduler = [("-enable-misched=false", "-enable-misched")]
     monkeypatch.setattr(jit.llvm, "set_option", lambda name, option: given.append(option))
     for text in ("define i32 @f() {\n  ret i32 7\n}", "define void @f( {"):
-        given.clear()
-        with contextlib.suppress(InternalError):
-            jit.compile_module(text)
-        assert given == ["-disable-lsr", "-disable-lsr=false"]
+        for pipeline, options in (("light", lsr), ("ordered", [*lsr, *scheduler])):
+            given.clear()
+            with contextlib.suppress(InternalError):
+                jit.compile_module(text, pipeline=pipeline)
+            assert given == [set_ for set_, _ in options] + [usual for _, usual in options]

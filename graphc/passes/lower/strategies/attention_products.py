@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
 from graphc.ir.dtypes import f32, i64
-from graphc.ir.expr import Const, Expr, Index, Load, Reduce, cast, substitute
+from graphc.ir.expr import Const, Expr, Index, Load, Reduce, cast, minimum, substitute
 from graphc.ir.extents import ceil_divided, most
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
@@ -64,8 +64,14 @@ class AttentionProducts:
         self.row = Index("row", self.plan.tile_rows)
         self.number = Index("number", self.plan.chunk)
         self.key = Index("key", self.plan.block)
-        places = unflatten_index(self.top + self.row, tuple(x.extent for x in match.rows))
-        self.place: dict[Expr, Expr] = dict(zip(match.rows, places))
+        self.place = self.at_row(self.top + self.row)
+
+    def at_row(self, row: Expr) -> dict[Expr, Expr]:
+        """The indices of a row; of the last one, for rows of a tile that are not there."""
+        extents = tuple(x.extent for x in self.match.rows)
+        if any(rows.end is not None for rows in self.plan.segments):
+            row = minimum(row, elements_of(extents) - 1)
+        return dict(zip(self.match.rows, unflatten_index(simplify(row), extents)))
 
     def scores_of(self, first: Expr, keys: Dim) -> TileEmitter:
         """The products of rows and keys, whose epilogue gives scores."""

@@ -212,7 +212,7 @@ class _Attention(AttentionProducts):
     def _seen(self, block: Block, top: Expr, size: int) -> _Seen:
         """The keys of a block that rows of a tile see, from the first of a panel on."""
         k, keys, width = self.k, as_expr(block.keys, i64), block.scores.plan.panel
-        rows = [{**self.fixed, **self._at_row(top + t)} for t in range(size)]
+        rows = [{**self.fixed, **self.at_row(top + t)} for t in range(size)]
         # One key, whose score is -inf, will do for rows that see none
         least = 1 if self.plan.is_whole else 0
         low: Expr = FIRST
@@ -227,17 +227,13 @@ class _Attention(AttentionProducts):
         number = minimum(end - low, keys)  # which bounds it, whatever is known of the others
         return _Seen(low, as_dim(end), as_dim(number))
 
-    def _at_row(self, row: Expr) -> dict[Expr, Expr]:
-        extents = tuple(x.extent for x in self.match.rows)
-        return dict(zip(self.match.rows, unflatten_index(simplify(row), extents)))
-
     def _read_queries(self, fixed: dict, size: int) -> None:
         """Copies the rows of a tile, side by side."""
         k, deep = self.k, self.match.depth
         whole, left = divided(self.depth, self.lanes)
         a = cast(self.match.a, f32)
         with k.loop(size) as t:
-            row = self._at_row(fixed[self.top] + t)
+            row = self.at_row(fixed[self.top] + t)
             for first, number, width in ((0, whole, self.lanes), (whole * self.lanes, 1, left)):
                 if not width or not number:
                     continue

@@ -212,7 +212,7 @@ class _BlockEmitter(TileEmitter):
                     here = {**at, word: outer * step + inner, field: Const(n, i64)}
                     self._multiply_codes(sums, here, tiled, row, size, panel, pieces, n)
             for t in range(size):
-                self._add(totals, sums, {**at, tiled: row + t}, panel, t, pieces)
+                self._add(totals, sums, {**at, tiled: self.row(row, t)}, panel, t, pieces)
         return totals
 
     def _multiply_codes(
@@ -225,7 +225,7 @@ class _BlockEmitter(TileEmitter):
             with self.lanes(count) as v:
                 w = self.codes.element(at, panel, simplify(v + j))
                 for t in range(size):
-                    a = simplify(self.a, {**at, tiled: row + t})
+                    a = self.row_element(at, tiled, row, t)
                     assert isinstance(a, Load)
                     cell = simplify(v + (t * self.plan.panel + j))
                     self.k.emit(dot4_codes(sums[cell], a, w, field * bits, bits))

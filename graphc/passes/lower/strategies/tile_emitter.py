@@ -10,23 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 
-from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
+from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import (
     Const,
     Expr,
     Index,
     Load,
+    Ref,
     as_expr,
     call,
+    cast,
     cost,
     maximum,
     minimum,
     select,
     substitute,
+    transform,
 )
-from graphc.ir.extents import as_dim, ceil_divided, divided, most, points
+from graphc.ir.extents import as_dim, ceil_divided, divided, least, most, points
 from graphc.ir.instructions import PAIR, dot2_wide, dot4
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
@@ -42,7 +46,6 @@ from graphc.passes.lower.strategies.tile_plan import LoopPlan, RegisterTileOptio
 from graphc.records import dataclass
 
 UNROLLED = 2  # steps of the depth in a trip
-SMALL_TILE = 4  # rows, whose sums, two vectors each, are as many as the latency of fma asks
 LONG_EPILOGUE = 10  # cost, per product of a step, beyond which it is not repeated for every row
 LONG_DEPTH = 128  # products, beside which it takes no time that sums are stored before the epilogue
 
@@ -56,13 +59,28 @@ class Segment:
     """Panels or tiles of rows: the first (of rows: the first row), how many, the size of each. Of
     an `open` panel fewer columns may be there, of which the columns of the output tell. Rows may
     have an `end`, before which the last tile begins early enough to end there: its first rows are
-    those of the tile before, and are summed again, but not stored."""
+    those of the tile before, and are summed again, but not stored. If all rows are fewer than those
+    of a tile, the last one is summed for all that are not there."""
 
     first: Dim
     count: Dim
     size: int
     open: bool = False
-    end: int | None = None
+    end: Dim | None = None
+
+    def start(self, number: Expr) -> Expr:
+        """The first row of a tile."""
+        row = number * self.size + self.first
+        if self.end is None:
+            return simplify(row)
+        early = minimum(row, as_expr(self.end) - self.size)
+        return simplify(early if least(self.end) >= self.size else maximum(early, 0))
+
+    def there(self, row: Expr) -> list[Expr] | None:
+        """The rows of a tile from this one on; None if they follow one another."""
+        if self.end is None or least(self.end) >= self.size:
+            return None
+        return [simplify(minimum(row + t, self.end - 1)) for t in range(self.size)]
 
 
 class TileEmitter:
@@ -77,7 +95,9 @@ class TileEmitter:
         self.lane = self.k.fresh("i")  # of all vectors, so that they share their expressions
         self.column = Index("column", plan.columns)
         self.is_open = False  # whether the panel at hand may lack columns
+        self.there: list[Expr] | None = None  # rows of the tile at hand, if it may lack some
         self.flatten()
+        self._begin_rows()
         is_serial = all(self._kind_of(x) == "serial" for x in self.depth)
         is_apart = is_serial and match.hole.dtype.is_float and plan.split > 0
         self.blocks_apart = depth_blocks(self.depth, plan.split) if is_apart else None
@@ -115,9 +135,10 @@ class TileEmitter:
         match = self.match
         outer, places, tiled = match.outer, self.places, self.tiled
         inplace = self.in_place()
-        if loops.overlap and not self.is_looped():
+        is_bytes = self.plan.quad is not None  # whose products take longer than reading them
+        segments = row_tiles(tiled.extent, self.plan.row_tile, loops.overlap, is_bytes)
+        if any(rows.end is not None for rows in segments) and not self.is_looped():
             inplace = []  # rows that are computed twice must not have been written over
-        segments = row_tiles(tiled.extent, self.plan.row_tile, loops.overlap)
         panels = self.panels()
         if isinstance(tiled.extent, Expr):
             self._in_blocks(loops, [*outer, *places], tiled, segments, panels)
@@ -205,10 +226,8 @@ class TileEmitter:
                         tiles = as_dim(minimum(whole.count - at * block, block))
                     elif blocks != 1:
                         tiles = select((at + 1).eq(blocks), rows.count, 0)
-                    with self.k.loop(tiles) as t:
-                        first = t if rows is not whole else at * block + t
-                        row = first * rows.size + rows.first
-                        self.tile(fixed, tiled, row, rows.size, n + panel.first, panel)
+                    first = at * block if rows is whole else NOTHING
+                    self.tiles(fixed, tiled, first, tiles, rows, n + panel.first, panel)
 
     def _panels_outside(
         self, loops: LoopPlan, outer: list[Index], inner: list[Index], tiled: Index,
@@ -248,23 +267,55 @@ class TileEmitter:
     ) -> None:  # fmt: skip
         """So many tiles of rows of a segment, from the first on, in one panel."""
         with self.k.loop(count) as t:
-            row = (first + t) * rows.size + rows.first
-            start = row if rows.end is None else minimum(row, rows.end - rows.size)
-            self.tile(fixed, tiled, start, rows.size, number, panels, simplify(row - start))
+            start = rows.start(first + t)
+            done = simplify((first + t) * rows.size + rows.first - start)
+            self.tile(fixed, tiled, start, rows.size, number, panels, done, rows)
 
     def tile(
         self, fixed: dict, tiled: Index, row: Expr, size: int, number: Expr, panels: Segment,
-        done: Expr = NOTHING,
+        done: Expr = NOTHING, rows: Segment | None = None,
     ) -> None:  # fmt: skip
         """MR x NR sums over the whole depth, then the epilogue, which leaves out the rows that are
-        `done`."""
+        `done`, and those that are not there."""
         panel = self.k.let(simplify(number))
         row = self.k.let(simplify(row))
         self.is_open = panels.open
+        there = rows.there(row) if rows else None
+        self.there = there and list(map(self.k.let, there))
+        self.starts = [
+            {begin: self.k.let(simplify(at * stride)) for stride, begin in self.begins.items()}
+            for at in self.there or ()
+        ]
         pieces = self.pieces(panels.size)
         sums = self.sums(fixed, tiled, row, size, panel, pieces)
         stacked = self.blocks_apart is not None
         self.finish_tile(sums, fixed, tiled, row, size, panel, pieces, stacked, done)
+
+    def row(self, first: Expr, t: int) -> Expr:
+        """A row of the tile that begins at the `first`."""
+        return first + t if self.there is None else self.there[t]
+
+    def row_element(self, where: dict, tiled: Index, first: Expr, t: int) -> Expr:
+        """The element of `a` in a row of a tile."""
+        if self.there is None:
+            return simplify(self.a, {**where, tiled: first + t})
+        return simplify(self.a_begun, {**where, tiled: self.there[t], **self.starts[t]})
+
+    def _begin_rows(self) -> None:
+        """Where rows do not follow one another, it is computed once where each begins. `a_begun`
+        reads `a` from there; by stride in rows, `begins` are the names that it has for that."""
+        self.begins: dict[int, Ref] = {}
+
+        def begun(node: Expr) -> Expr | None:
+            if not isinstance(node, Load) or len(node.index) != 1:
+                return None
+            stride = is_affine_in(node.index[0], self.tiled)
+            if not stride:
+                return None
+            begin = self.begins.setdefault(stride, Ref(f"row_of_{stride}", i64))
+            return node.rebuild([simplify(node.index[0], {self.tiled: NOTHING}) + begin])
+
+        self.a_begun = transform(self.a, begun) if isinstance(self.tiled.extent, Expr) else self.a
 
     def finish_tile(
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
@@ -277,7 +328,8 @@ class TileEmitter:
             self._finish_in_a_loop(tile, fixed, tiled, row, size, panel, pieces, done)
             return
         for t in range(size):
-            self.finish_row(sums, {**fixed, tiled: row + t}, panel, t * self.plan.panel, pieces)
+            at = {**fixed, tiled: self.row(row, t)}
+            self.finish_row(sums, at, panel, t * self.plan.panel, pieces)
 
     def pieces(self, width: int) -> list[tuple[int, int]]:
         """The vectors of a panel of so many columns: where each starts, and how many it has."""
@@ -343,7 +395,10 @@ class TileEmitter:
     ) -> None:  # fmt: skip
         """A long epilogue (an activation with a polynomial) is written once, not once per row, of
         sums on the stack."""
-        with self.k.loop(as_dim(size - done)) as left:
+        end: Expr = as_expr(size, i64)
+        if self.there is not None:
+            end = simplify(self.there[-1] - row + 1)  # all of them, if the last is there
+        with self.k.loop(as_dim(end - done)) as left:
             at = done + left
             start = at * self.plan.panel
             self.finish_row(sums, {**fixed, tiled: row + at}, panel, start, pieces)
@@ -407,7 +462,7 @@ class TileEmitter:
         where = {**fixed, **at}
         columns: dict[int, Expr] = {}
         for t in range(size):
-            a = simplify(self.a, {**where, tiled: row + t})
+            a = self.row_element(where, tiled, row, t)
             for j, count in pieces:
                 with self.lanes(count) as v:
                     if j not in columns:
@@ -472,25 +527,25 @@ class TileEmitter:
         store_outputs(self.k, self.match.computation.outputs, self.offset, self.exprs, here)
 
 
-def row_tiles(rows: Dim, size: int, overlap: bool = False) -> list[Segment]:
+def row_tiles(rows: Dim, size: int, overlap: bool = False, lone: bool = False) -> list[Segment]:
     """Tiles of rows: all of this size, of which the last may `overlap` the one before it, or of
-    almost equal sizes up to this one. Where the rows are known at run time only, tiles of this
-    size, then of each power of two that may be left, up to that of a small tile: larger ones would
-    be little faster. Each size is code of its own."""
+    almost equal sizes up to this one. Each size is code of its own. So where the rows are known at
+    run time only, the last overlaps; a `lone` row may have a tile of its own."""
     if isinstance(rows, int):
         if overlap:
             return [Segment(0, -(-rows // size), size, end=rows)]
         return [Segment(*tile) for tile in balanced_tiles(rows, size)]
     count, left = divided(rows, size)
-    segments = [Segment(0, count, size)]
-    done: Dim = count * size
-    part = min(SMALL_TILE, 1 << (size - 1).bit_length() - 1) if size > 1 else 0
-    while part:
-        count, left = divided(left, part)
-        if count != 0:
-            segments.append(Segment(as_dim(done), count, part))
-        done, part = done + count * part, part // 2
-    return segments
+    if left == 0:
+        return [Segment(0, count, size)]
+    tiles = Segment(0, ceil_divided(rows, size), size, end=rows)
+    if not lone or least(rows) > 1:
+        return [tiles]
+    is_lone = rows.eq(1)
+    return [
+        replace(tiles, count=select(is_lone, 0, tiles.count)),
+        Segment(0, cast(is_lone, i64), 1),
+    ]
 
 
 def _groups(count: Dim, others: int, pieces: int) -> int:

@@ -20,7 +20,8 @@ from graphc.backends.llvm_cpu.strategies import conventions, strategies
 from graphc.ir import dtypes
 from graphc.ir.alignment import empty_aligned
 from graphc.ir.build import Builder, new_graph
-from graphc.ir.expr import Const, Sym, as_expr, symbols
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Sym
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.ir.kernel import Alloc, walk_stmts
@@ -147,29 +148,35 @@ def test_products_of_any_size_are_taken_in_register_tiles(name):
     assert any(name.startswith("contract") for name in program.kernels)
 
 
-TALL = Sym("M", 0, 100)
-
-
-@pytest.mark.parametrize("rows, largest", [(TALL, 14), (TALL, 6), (TALL, 1), (TALL * 12, 6)])
-def test_tiles_cover_all_rows_once(rows, largest):
-    tiles = row_tiles(rows, largest)
-    (symbol,) = symbols(as_expr(rows))
-    for value in range(symbol.lo, symbol.hi + 1):
-        known = {symbol: Const(value)}
-        covered = [
-            at(t.first, known) + n for t in tiles for n in range(at(t.count, known) * t.size)
-        ]
-        assert covered == list(range(at(rows, known)))
+@pytest.mark.parametrize("lone", [False, True])
+@pytest.mark.parametrize("low", [0, 20])
+@pytest.mark.parametrize("largest", [14, 6, 1])
+@pytest.mark.parametrize("factor", [1, 12])
+def test_tiles_cover_all_rows(factor, largest, low, lone):
+    """Every row is in a tile, and a tile has no rows that are not there."""
+    tall = Sym("M", low, 100)
+    rows = tall * factor
+    tiles = row_tiles(rows, largest, lone=lone)
+    for value in range(low, 101):
+        known, covered = {tall: Const(value)}, []
+        for tile in tiles:
+            for number in range(at(tile.count, known)):
+                start = tile.start(Const(number, i64))
+                there = tile.there(start) or [start + t for t in range(tile.size)]
+                covered += [at(row, known) for row in there]
+        assert sorted({*covered}) == list(range(at(rows, known)))
+        assert len(covered) < at(rows, known) + largest
+        assert not lone or at(rows, known) != 1 or covered == [0]
 
 
 def test_open_sizes_do_not_multiply_code():
-    """A tile is written once for each number of rows, for all panels and blocks of the depth."""
+    """A tile is written once, for all rows, panels and blocks of the depth."""
     shapes = {"x": (S, N), "y": (N, S)}
     sizes = [{"S": s, "N": n} for s, n in ((1, 1), (31, 256), (33, 257), (130, 1100))]
     program = check(lambda b, x, y: b.MatMul(x, y), shapes, sizes)
     (kernel,) = (k for name, k in program.kernels.items() if name.startswith("contract"))
     inside = [s for s in walk_stmts(kernel.body) if isinstance(s, Alloc) and s.scope == "reg"]
-    assert [s.buffer.size // 32 for s in inside] == [14, 4, 2, 1]
+    assert [s.buffer.size // 32 for s in inside] == [14]
 
 
 @pytest.mark.parametrize("vector_bytes", [64, 0])
