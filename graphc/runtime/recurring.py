@@ -2,7 +2,8 @@
 
 A shape is compiled for in a background thread once the time that an exact program would have saved
 its runs is the time that compiling takes. What is saved of a run's time is measured: the first runs
-of each exact program are compared with those of the general one.
+of each exact program are compared with those of the general one. Until then it is taken to be what
+exact programs save in the mean over models whose batch, sequence or image is open.
 
 The thread ends with the process: it is told to stop, and does so after what native code it is in. A
 fork waits for it, as what it holds would stay locked in the child.
@@ -23,7 +24,7 @@ from threading import Lock, Thread, current_thread
 from graphc.records import dataclass
 from graphc.runtime.listing import ExecutableInfo
 
-GAIN = 0.3  # of a run's time that an exact program is taken to save, until one has been measured
+GAIN = 0.1  # of a run's time that an exact program is taken to save, until one has been measured
 TRIALS = 8  # runs of an exact program that are measured
 BACKGROUND = 0.5  # of the time since the first run that may go into compiling behind it
 MOST_REMEMBERED = 1 << 10  # shapes of which something is remembered
