@@ -17,13 +17,13 @@ from graphc.ir.addresses import is_affine_in, unflatten_loads
 from graphc.ir.dtypes import i8, i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, call, loads
 from graphc.ir.extents import points
-from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer
+from graphc.passes.analysis.computation import Computation, flat_buffer, index_of
 from graphc.passes.analysis.factors import centred_byte, is_below_a_byte
 from graphc.passes.analysis.spaces import merge_adjacent, shapes_of
 from graphc.passes.analysis.weighted import ProductMatch, match_product
-from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.schedule.steps import Pack, Schedule, Tile, misfit
 
@@ -50,25 +50,23 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class Dense(Scheduled):
+class Dense(Scheduled[_Row]):
     """Products of one row: tile(columns, 4) pack(rows, blocks) pack(columns, panels)."""
 
     stack: int = 2560
     name = NAME
+    takes = "a row of bytes times a matrix"
 
-    def propose(self, computation: Computation) -> Iterable[Schedule] | str:
-        row = _row_of(computation)
-        if isinstance(row, str):
-            return row
+    def match(self, computation: Computation) -> _Row | str:
+        return _row_of(computation)
+
+    def proposals(self, row: _Row) -> Iterable[Schedule] | str:
         if row.groups * PAIR * WORD > self.stack:
             return f"{NAME}: the row must fit {self.stack} bytes of stack"
         steps = Tile("columns", COLUMNS), Pack("rows", "blocks"), Pack("columns", "panels")
         return [Schedule(NAME, steps)]
 
-    def made(self, computation: Computation, schedule: Schedule) -> Lowered:
-        row = _row_of(computation)
-        if isinstance(row, str):
-            raise misfit(schedule, "a row of bytes times a matrix", row)
+    def emitted(self, row: _Row, schedule: Schedule) -> Lowered:
         if schedule.the(Tile, "columns").size != COLUMNS:
             raise misfit(schedule, f"tiles of {COLUMNS} columns", schedule.the(Tile, "columns"))
         return _Emitter(row).lowered()
@@ -110,15 +108,14 @@ class _Emitter:
         """The weights: by four columns, groups of four of each; those behind the last are any."""
         row, match = self.row, self.match
         shape = (-(-row.column.count // COLUMNS), row.groups, COLUMNS, LANES)
-        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        index = index_of(shape)
         panel, group, lane, within = index
         place = call("min", group * LANES + within, Const(row.depth.count - 1, i64))
         own = _unmerged(place, match.depth)
         at: dict[Expr, Expr] = {**own, row.column: self._column(panel, lane)}
         assert isinstance(match.b, Call)
         b = unflatten_loads(simplify(match.b.args[0], at), shapes_of(match.computation.inputs))
-        weights, whole = Buffer("weights", i8, shape), match.computation
-        return weights, whole.filling(weights, index, b, f"weights of {whole.label}")
+        return match.computation.copied("weights", index, b)
 
     def _column(self, panel: Expr, lane: Expr | int) -> Expr:
         """A column; the last four may begin among those before."""
@@ -140,9 +137,8 @@ class _Emitter:
             for at, end, total in zip(places, ends, sums):
                 value = simplify(end.of(total), at)
                 k.store(output, (simplify(match.offset, at),), value)
-        inputs = buffers_read(match.computation.inputs, (*match.epilogue_loads(), match.a))
-        params = (*map(flat_buffer, (*inputs, self.weights)), output)
-        kernel = Kernel(NAME, params, k.body(), match.computation.label)
+        read = (*match.epilogue_loads(), match.a)
+        kernel = kernel_of_sums(NAME, k, match.computation, read, [self.weights])
         work = 2 * points((*match.indices, *match.depth))
         return Lowered(kernel, [self.packed], [self.weights], inplace=row.inplace, flops=work)
 

@@ -22,14 +22,14 @@ from graphc.ir.addresses import unflatten_loads
 from graphc.ir.dtypes import i8, i32, i64
 from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, call, free_indices, loads
 from graphc.ir.extents import points
-from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer
+from graphc.passes.analysis.computation import Computation, flat_buffer, index_of
 from graphc.passes.analysis.core import Core, Role, core_of, stride
 from graphc.passes.analysis.factors import Centred, centred, is_below_a_byte
 from graphc.passes.analysis.guards import conjuncts
 from graphc.passes.analysis.spaces import shapes_of
-from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.schedule.steps import Pack, Schedule, Tile, misfit
 
@@ -72,7 +72,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Depthwise(Scheduled):
+class Depthwise(Scheduled[Windows]):
     """Depthwise convolutions.
 
     tile(rows, R)               bands of so many rows of outputs
@@ -81,11 +81,12 @@ class Depthwise(Scheduled):
 
     stack: int = 2048
     name = NAME
+    takes = "windows of channels apart"
 
-    def propose(self, computation: Computation) -> Iterable[Schedule] | str:
-        windows = windows_of(computation)
-        if isinstance(windows, str):
-            return windows
+    def match(self, computation: Computation) -> Windows | str:
+        return windows_of(computation)
+
+    def proposals(self, windows: Windows) -> Iterable[Schedule] | str:
         sizes = list(self._sizes(windows))
         return (
             (self._schedule(n) for n in sizes) if sizes else f"{NAME}: a row takes too much stack"
@@ -104,10 +105,7 @@ class Depthwise(Scheduled):
     def _schedule(self, rows: int) -> Schedule:
         return Schedule(NAME, (Tile("rows", rows), Pack("rows", "padded")))
 
-    def made(self, computation: Computation, schedule: Schedule) -> Lowered:
-        windows = windows_of(computation)
-        if isinstance(windows, str):
-            raise misfit(schedule, "windows of channels apart", windows)
+    def emitted(self, windows: Windows, schedule: Schedule) -> Lowered:
         rows = schedule.the(Tile, "rows").size
         if not windows.takes(rows):
             raise misfit(schedule, f"bands that suit {windows.positions[0].count} rows", rows)
@@ -185,11 +183,9 @@ class _Emitter:
         """The weights, by channel and tap."""
         windows, whole = self.windows, self.core.computation
         indices = windows.channel, *windows.taps
-        index = tuple(Index(f"i{d}", x.count) for d, x in enumerate(indices))
+        index = index_of(x.count for x in indices)
         value = simplify(windows.weight, dict(zip(indices, index)))
-        weights = Buffer("weights", i8, tuple(x.count for x in indices))
-        value = unflatten_loads(value, shapes_of(whole.inputs))
-        return weights, whole.filling(weights, index, value, f"weights of {whole.label}")
+        return whole.copied("weights", index, unflatten_loads(value, shapes_of(whole.inputs)))
 
     def lowered(self) -> Lowered:
         core, windows, k = self.core, self.windows, self.k
@@ -206,10 +202,8 @@ class _Emitter:
             self._fill(image, {**here, windows.channel: first}, top)
             with k.loop(PAIR) as lane:
                 self._channel(image, lane * size, {**here, windows.channel: first + lane}, top)
-        output, rest = flat_buffer(whole.outputs[0].buffer), core.epilogue_loads()
-        inputs = buffers_read(whole.inputs, (*rest, windows.element.byte))
-        params = (*map(flat_buffer, (*inputs, self.weights)), output)
-        kernel = Kernel(NAME, params, k.body(), whole.label)
+        read = (*core.epilogue_loads(), windows.element.byte)
+        kernel = kernel_of_sums(NAME, k, whole, read, [self.weights])
         work = 2 * points((*core.indices, *core.hole.axes))
         return Lowered(kernel, [self.packed], [self.weights], inplace=windows.inplace, flops=work)
 

@@ -24,18 +24,19 @@ from dataclasses import dataclass
 
 from graphc.backends.micro_c.pairs import LANES, PAIR, dot_2x2, spread, spread_pairs, word
 from graphc.backends.micro_c.strategies.epilogues import Epilogue, epilogue
+from graphc.backends.micro_c.strategies.scalar_tiles import Window
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
 from graphc.ir.dtypes import i8, i32, i64
 from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, call, free_indices, loads, select
 from graphc.ir.extents import points
-from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer
+from graphc.passes.analysis.computation import Computation, flat_buffer, index_of
 from graphc.passes.analysis.core import Role
 from graphc.passes.analysis.factors import centred, is_below_a_byte
 from graphc.passes.analysis.spaces import count, merge_adjacent, shapes_of, uses_division
 from graphc.passes.analysis.weighted import ProductMatch, interior, match_product
-from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.schedule.steps import Pack, Schedule, Tile, misfit
 
@@ -52,49 +53,6 @@ class PanelOptions:
 
     stack: int = 2560
     most: int = 16
-
-
-@dataclass(frozen=True)
-class Panels(Scheduled):
-    """Packed products in blocks.
-
-    tile(rows, 2) tile(rows, R)       tiles of two rows, in blocks of R rows
-    tile(columns, 2)
-    pack(rows, blocks) pack(columns, blocks)
-    """
-
-    options: PanelOptions = PanelOptions()
-    name = NAME
-
-    def propose(self, computation: Computation) -> Iterable[Schedule] | str:
-        operands = operands_of(computation)
-        if isinstance(operands, str):
-            return operands
-        rows = operands.block(self.options)
-        if rows < LEAST_ROWS:
-            return f"{NAME}: a block must have {LEAST_ROWS} rows, {rows} fit"
-        return (self._schedule(size) for size in range(rows, 1, -PAIR) if operands.takes(size))
-
-    def _schedule(self, rows: int) -> Schedule:
-        tiles = Tile("rows", PAIR), Tile("rows", rows), Tile("columns", PAIR)
-        return Schedule(NAME, (*tiles, Pack("rows", "blocks"), Pack("columns", "blocks")))
-
-    def made(self, computation: Computation, schedule: Schedule) -> Lowered:
-        operands = operands_of(computation)
-        if isinstance(operands, str):
-            raise misfit(schedule, "a sum of products that panels take", operands)
-        rows = schedule.all(Tile, "rows")[-1].size
-        if rows % PAIR or not operands.takes(rows):
-            raise misfit(schedule, f"an even block that suits {operands.count} rows", rows)
-        return _Emitter(operands, rows).lowered()
-
-
-class Window:
-    """What is summed: an element `a`, and the summed indices, of which those that move through it
-    as one are one loop."""
-
-    def __init__(self, depth: list[Index], exprs: list[Expr]):
-        self.depth, (self.a,) = depth, exprs
 
 
 class Operands:
@@ -154,6 +112,39 @@ class Operands:
         return -(-self.count // PAIR) * PAIR
 
 
+@dataclass(frozen=True)
+class Panels(Scheduled[Operands]):
+    """Packed products in blocks.
+
+    tile(rows, 2) tile(rows, R)       tiles of two rows, in blocks of R rows
+    tile(columns, 2)
+    pack(rows, blocks) pack(columns, blocks)
+    """
+
+    options: PanelOptions = PanelOptions()
+    name = NAME
+    takes = "a sum of products that panels take"
+
+    def match(self, computation: Computation) -> Operands | str:
+        return operands_of(computation)
+
+    def proposals(self, operands: Operands) -> Iterable[Schedule] | str:
+        rows = operands.block(self.options)
+        if rows < LEAST_ROWS:
+            return f"{NAME}: a block must have {LEAST_ROWS} rows, {rows} fit"
+        return (self._schedule(size) for size in range(rows, 1, -PAIR) if operands.takes(size))
+
+    def _schedule(self, rows: int) -> Schedule:
+        tiles = Tile("rows", PAIR), Tile("rows", rows), Tile("columns", PAIR)
+        return Schedule(NAME, (*tiles, Pack("rows", "blocks"), Pack("columns", "blocks")))
+
+    def emitted(self, operands: Operands, schedule: Schedule) -> Lowered:
+        rows = schedule.all(Tile, "rows")[-1].size
+        if rows % PAIR or not operands.takes(rows):
+            raise misfit(schedule, f"an even block that suits {operands.count} rows", rows)
+        return _Emitter(operands, rows).lowered()
+
+
 def operands_of(computation: Computation) -> Operands | str:
     """What a computation's products are of, or why panels do not take them."""
     match = match_product(computation, LEAST_DEPTH)
@@ -204,7 +195,7 @@ class _Emitter:
         fixed = [x for x in operands.outer if x in free_indices(match.b)]
         deep = operands.deep
         shape = (*(x.count for x in fixed), self.panels, *deep, PAIR, LANES)
-        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        index = index_of(shape)
         panel, *position, lane, within = index[len(fixed) :]
         last = call("min", position[-1] * LANES + within, operands.extents[-1] - 1)
         mapping: dict[Expr, Expr] = dict(zip(fixed, index))
@@ -212,8 +203,7 @@ class _Emitter:
         mapping[operands.column] = self._column(panel, lane)
         assert isinstance(match.b, Call)
         b = unflatten_loads(simplify(match.b.args[0], mapping), shapes_of(match.computation.inputs))
-        weights, whole = Buffer("weights", i8, shape), match.computation
-        return weights, whole.filling(weights, index, b, f"weights of {whole.label}")
+        return match.computation.copied("weights", index, b)
 
     def _coordinates(self, position: list[Expr], depth: list[Index]) -> dict[Expr, Expr]:
         """Summed indices at a position among the extents that are packed."""
@@ -231,9 +221,9 @@ class _Emitter:
 
     def lowered(self) -> Lowered:
         match, operands, k = self.match, self.operands, self.k
-        each = self.groups * PAIR
-        rows = k.alloc(i32, (each * self.size,), "stack", "rows")
-        columns = k.alloc(i32, (each * PAIR,), "stack", "columns")
+        words = self.groups * PAIR
+        rows = k.alloc(i32, (words * self.size,), "stack", "rows")
+        columns = k.alloc(i32, (words * PAIR,), "stack", "columns")
         blocks = -(-operands.count // self.size)
         with k.loops(*(x.count for x in operands.outer), blocks) as at:
             *others, block = at
@@ -249,10 +239,8 @@ class _Emitter:
                 with k.loop(self.size // PAIR) as pair:
                     place = simplify(first + pair * PAIR)
                     self._tile(rows, columns, pair, place, panel, here, ends)
-        output = flat_buffer(match.computation.outputs[0].buffer)
-        inputs = buffers_read(match.computation.inputs, (*match.epilogue_loads(), match.a))
-        params = (*map(flat_buffer, (*inputs, self.weights)), output)
-        kernel = Kernel(NAME, params, k.body(), match.computation.label)
+        read = (*match.epilogue_loads(), match.a)
+        kernel = kernel_of_sums(NAME, k, match.computation, read, [self.weights])
         work = 2 * points((*match.indices, *match.depth))
         return Lowered(kernel, [self.packed], [self.weights], inplace=operands.inplace, flops=work)
 
