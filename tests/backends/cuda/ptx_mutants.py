@@ -99,7 +99,21 @@ TILES = {
     "wgmma split": replace(TILE, parts=4),
     "wgmma pairs": GroupTile(64, 128, 64, 128, 32, 4, most=2, cluster=2),
 }
-EXPLAINED: dict[tuple[str, str, str], str] = {}
+_FENCE = (
+    "products that add to the same sums need no fence after the first (PTX ISA, wgmma.fence); "
+    "it is there for ptxas, which serialises products without"
+)
+_FENCES = [(name, "2 of 2") for name in ("wgmma", "wgmma convolution", "wgmma split")]
+_FENCES += [("wgmma pairs", f"{n} of 9") for n in range(2, 10)]
+EXPLAINED: dict[tuple[str, str, str], str] = {
+    **{(name, "fence of products removed", place): _FENCE for name, place in _FENCES},
+    ("wgmma", "bits of a descriptor's address", "1 of 4"): "the first stage begins at 0",
+    (
+        "wgmma",
+        "operands of a difference",
+        "6 of 6",
+    ): "a parity is the lowest bit, which 1 - n and n - 1 share",
+}
 """Why some errors change nothing: by subject, kind, and which of the places of that kind it is. For
 a kernel with other places, reasons do not hold until they are looked at again."""
 BUDGET = 1 << 19  # instructions of a block

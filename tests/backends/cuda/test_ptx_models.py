@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cuda_programs import BRANCHES, cuda_of, graph_of, inputs_of, needs_nvcc
 from ptx_blocks import compared
-from ptx_mutants import MUTATIONS, ORDERING, Subject, sampled
+from ptx_mutants import MUTATIONS, ORDERING, Subject, explanation, sampled
 from ptx_texts import needs_c
 
 import graphc
@@ -67,7 +67,7 @@ def test_planted_errors_are_caught(name):
     often = [m for m in MUTATIONS if m.kind not in SURVIVING]
     chosen = sampled(subject, 1, often)
     assert len(chosen) > 25
-    missed = [f"{m.kind}, line {m.line + 1}" for m in chosen if not subject.caught(m)]
+    missed = [m for m in chosen if not explanation(m) and not subject.caught(m)]
     assert not missed
 
 
@@ -81,10 +81,10 @@ SURVIVING = {
     "mma f16", "convolution", "sorting", "wgmma held", "wgmma convolution", "wgmma split",
 ])  # fmt: skip
 def test_what_orders_copies_and_products_is_needed(name):
-    """No fence, wait, commit, arrival or barrier can be left out."""
+    """No fence, wait, commit, arrival or barrier can be left out, but for those explained."""
     subject = Subject(name)
-    survived = [m for m in sampled(subject, 99, ORDERING) if not subject.caught(m)]
-    assert not survived
+    planted = [m for m in sampled(subject, 99, ORDERING) if not explanation(m)]
+    assert planted and not [m for m in planted if not subject.caught(m)]
 
 
 def test_launches_come_in_orders_that_dependencies_allow():

@@ -50,7 +50,7 @@ class Factors:
 def fixed_lstm(
     rw: Rewriter, op: Op, x: Value, w: Value, r: Value, others: list[Value | None]
 ) -> list[Value] | None:
-    """lstm(d(x), d(w), d(r)) ~ an LSTM in fixed point."""
+    """lstm(d(x), d(w), d(r)) == d(lstm of x, w, r in fixed point) but for errors of tables."""
     return _in_fixed_point(rw, op)
 
 
@@ -58,7 +58,7 @@ def fixed_lstm(
 def fixed_gru(
     rw: Rewriter, op: Op, x: Value, w: Value, r: Value, others: list[Value | None]
 ) -> list[Value] | None:
-    """gru(d(x), d(w), d(r)) ~ a GRU in fixed point."""
+    """gru(d(x), d(w), d(r)) == d(gru of x, w, r in fixed point) but for errors of tables."""
     return _in_fixed_point(rw, op)
 
 
@@ -66,7 +66,7 @@ def fixed_gru(
 def fixed_rnn(
     rw: Rewriter, op: Op, x: Value, w: Value, r: Value, others: list[Value | None]
 ) -> list[Value] | None:
-    """rnn(d(x), d(w), d(r)) ~ an RNN in fixed point."""
+    """rnn(d(x), d(w), d(r)) == d(rnn of x, w, r in fixed point) but for errors of tables."""
     return _in_fixed_point(rw, op)
 
 

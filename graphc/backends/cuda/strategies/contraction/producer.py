@@ -315,7 +315,6 @@ class Producer(WarpGroups):
 
     def _multiply_all(self, first: Expr) -> None:
         """Begins the products of all slices, those of one while others go on."""
-        self._begin()
         self._multiply(first)
         written = UNROLLED if self.refills and self.slices - 1 > UNROLLED else 1
         with self.k.loop(self.slices - 1, "unroll", name=self.k.fresh("slice"), width=written) as n:
@@ -329,10 +328,12 @@ class Producer(WarpGroups):
 
     def _multiply(self, number: Expr) -> None:
         """Begins the products of a slice that has come. Where nothing is given back, those of all
-        slices are one batch."""
+        slices are one batch. Each slice has a fence: the sums of products need none after the first
+        (PTX ISA, wgmma.fence), but ptxas serialises products in some loops without."""
         stage = self._await(number)
         if self.gathered:
             self.k.emit(Intrin(SHARE, ()))
+        self._begin()
         self._products(stage, STEPS)
         if self.refills:
             self._commit()
