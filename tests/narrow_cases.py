@@ -408,6 +408,7 @@ EXEMPT = {
     "Unique": "its results are of no size that is known",
     "Multinomial": "it draws", "Bernoulli": "it draws", "Dropout": "it draws",
     f"{OURS}.Draw": "it draws", f"{OURS}.DropoutAt": "it draws",
+    f"{OURS}.QuantizeAt": "it draws",
     "RandomNormalLike": "it draws", "RandomUniformLike": "it draws",
     f"{TRADITIONAL}.SVMClassifier": "it computes in float32, by test_ml_ops.py",
     f"{TRADITIONAL}.SVMRegressor": "likewise", f"{OURS}.CoupledProbabilities": "likewise",

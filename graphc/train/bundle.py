@@ -81,10 +81,24 @@ def joint_program(
         raise ModelError("--io arena: a bundle that trains leaves inputs and outputs to the caller")
     parts = _Parts(model, target, settings or Settings())
     program, training = parts.joined(parts.lowered(model.inference), parts.lowered(model.step))
-    spare = None if target.ram is None else target.ram - parts.ram(program, training)
-    if spare is not None and spare < 0:
-        program, training = parts.within(program.arena_bytes + spare)
+    if target.ram is not None:
+        beside = parts.ram(program, training) - program.arena_bytes
+        if program.arena_bytes > target.ram - beside:
+            program, training = _within(parts, target.ram, beside)
     return target.finished(program), training
+
+
+def _within(parts: _Parts, ram: int, beside: int) -> tuple[Program, Training]:
+    """Both, of which so many bytes of RAM are not the arena's. ModelError says what is too much."""
+    from graphc.analysis.text import nbytes
+
+    told = f"--ram {nbytes(ram)}: the stack and what training changes take {beside:,} bytes"
+    if beside >= ram:
+        raise ModelError(f"{told}, without temporaries")
+    try:
+        return parts.within(ram - beside)
+    except ModelError as error:
+        raise ModelError(f"{told}; {error}") from error
 
 
 @dataclass(frozen=True)
