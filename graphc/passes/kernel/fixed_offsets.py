@@ -14,7 +14,6 @@ from dataclasses import replace
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Index, Load, Ref, Sym, transform, walk
 from graphc.ir.kernel import (
-    Alloc,
     Body,
     For,
     Kernel,
@@ -28,6 +27,7 @@ from graphc.ir.kernel import (
     walk_stmts,
 )
 from graphc.ir.simplify import Poly, bounds_of_poly, from_poly, simplify, to_poly
+from graphc.passes.kernel.strength_reduction import names_in
 
 IN_TRIPS = ("serial", "parallel")  # kinds of loops that are not written out
 
@@ -44,7 +44,7 @@ class _Namer:
 
     def fresh(self) -> str:
         if self.taken is None:
-            self.taken = set(_names(self.kernel))
+            self.taken = {n.name for n in names_in(self.kernel)}
         self.count += 1
         while f"p{self.count}" in self.taken:
             self.count += 1
@@ -134,16 +134,3 @@ def _bound(body: Body) -> Iterator[Expr]:
             yield stmt.var
         elif isinstance(stmt, Let):
             yield stmt.ref
-
-
-def _names(kernel: Kernel) -> Iterator[str]:
-    """Everything that is named in a kernel."""
-    yield from (buffer.name for buffer in kernel.params)
-    yield from (size.name for size in kernel.sizes)
-    for stmt in walk_stmts(kernel.body):
-        if isinstance(stmt, For):
-            yield stmt.var.name
-        elif isinstance(stmt, Let):
-            yield stmt.ref.name
-        elif isinstance(stmt, Alloc):
-            yield stmt.buffer.name

@@ -44,7 +44,7 @@ class _Level:
 
 def sum_offsets(kernel: Kernel) -> Kernel:
     """The kernel with offsets summed up loop by loop; it computes the same."""
-    taken = {n.name for n in _names(kernel)}
+    taken = {n.name for n in names_in(kernel)}
     return replace(kernel, body=_Offsets(taken).body(kernel.body))
 
 
@@ -134,7 +134,7 @@ class _Offsets:
         return base
 
 
-def _names(kernel: Kernel) -> Iterator[Buffer | Index | Ref | Sym]:
+def names_in(kernel: Kernel) -> Iterator[Buffer | Index | Ref | Sym]:
     """Everything that is named in a kernel."""
     yield from kernel.params
     yield from kernel.sizes

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from installed import needs
 from onnx import numpy_helper
 from quantised_models import QuantisedModel
 
@@ -26,11 +26,6 @@ from graphc.frontend.onnx_import import import_onnx
 from graphc.targets.cpu import Cpu
 
 DIGITS = Path(__file__).parents[3] / "models" / "digits_cnn.onnx"
-
-
-def needs(*tools):
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
 
 
 RUNS = [

@@ -1,11 +1,11 @@
 """One library with code for several processors: which it takes, under emulators of some."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from installed import needs
 
 from graphc.backends.llvm_cpu.processors import ARCHITECTURES
 from graphc.backends.llvm_cpu.processors.detection import AARCH64_LINUX, X86
@@ -28,11 +28,6 @@ int main(void) {
   net_destroy(context);
 }
 """
-
-
-def needs(*tools):
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
 
 
 X86_64 = needs("qemu-x86_64", "x86_64-linux-gnu-gcc")

@@ -3,9 +3,8 @@
 A compiler unrolls, peels and reorders loops, but an access, a product or a barrier of PTX is one of
 machine code. So the executions of loops are those with which instructions of these kinds add up to
 the counts: a least-squares problem with one unknown for each loop, none of them negative, while all
-that is outside loops is executed once by each warp, or by an unknown number of warps that are
-specialised (C. Lawson, R. Hanson, Solving Least Squares
-Problems, 1974).
+that is outside loops is executed once by each warp. Where warps are specialised, how many of them
+execute it is one more unknown (C. Lawson, R. Hanson, Solving Least Squares Problems, 1974).
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ def executions(sass: Sass, sample: Sample) -> dict[int, float]:
     weights = np.array([1 / max(sample.executions[k], 1) for k in kinds], np.float64)
     matrix = matrix.reshape(len(kinds), loops + sample.is_specialised)
     solved = _non_negative(matrix * weights[:, None], wanted * weights)
-    all = float(solved[-1]) if sample.is_specialised else float(sample.warps)
-    return {OUTSIDE: all, **{n: float(x) for n, x in enumerate(solved[:loops])}}
+    once = float(solved[-1]) if sample.is_specialised else float(sample.warps)
+    return {OUTSIDE: once, **{n: float(x) for n, x in enumerate(solved[:loops])}}
 
 
 def _non_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from graphc.ir.extents import points
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, flat_buffer, index_of
-from graphc.passes.analysis.factors import centred_byte, is_below_a_byte
+from graphc.passes.analysis.factors import centred_byte, converted, is_below_a_byte
 from graphc.passes.analysis.spaces import merge_adjacent, shapes_of
 from graphc.passes.analysis.weighted import ProductMatch, match_product
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums
@@ -82,7 +82,7 @@ def _row_of(computation: Computation) -> _Row | str:
         return f"{NAME}: it must multiply one row"
     if len(match.indices) != 1 or not isinstance(column.extent, int) or column.count < COLUMNS:
         return f"{NAME}: it must have {COLUMNS} columns or more"
-    weights = b.args[0] if isinstance(b, Call) and b.op.name == "cast" else b
+    weights = converted(b)
     if not isinstance(weights, Load) or weights.dtype is not i8 or match.hole.dtype is not i32:
         return f"{NAME}: weights must be int8"
     depth, (a,) = merge_adjacent(match.depth, [match.a])

@@ -26,7 +26,7 @@ from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, flat_buffer, index_of
 from graphc.passes.analysis.core import Core, Role, core_of, stride
-from graphc.passes.analysis.factors import Centred, centred, is_below_a_byte
+from graphc.passes.analysis.factors import Centred, centred, converted, is_below_a_byte
 from graphc.passes.analysis.guards import conjuncts
 from graphc.passes.analysis.spaces import shapes_of
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums
@@ -126,7 +126,7 @@ def windows_of(computation: Computation) -> Windows | str:
     if not core.is_constant(b) or core.is_constant(a) or is_below_a_byte(b, computation):
         return f"{NAME}: it must sum products of bytes and constant bytes"
     element = centred(a)
-    weight = b.args[0] if isinstance(b, Call) and b.op.name == "cast" else b
+    weight = converted(b)
     read = loads(a)
     if element is None or not isinstance(element.zero, Const) or len(read) != 1:
         return f"{NAME}: it must sum bytes less one zero point"

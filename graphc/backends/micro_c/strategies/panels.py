@@ -33,7 +33,7 @@ from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, flat_buffer, index_of
 from graphc.passes.analysis.core import Role
-from graphc.passes.analysis.factors import centred, is_below_a_byte
+from graphc.passes.analysis.factors import centred, converted, is_below_a_byte
 from graphc.passes.analysis.spaces import count, merge_adjacent, shapes_of, uses_division
 from graphc.passes.analysis.weighted import ProductMatch, interior, match_product
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums
@@ -157,7 +157,7 @@ def operands_of(computation: Computation) -> Operands | str:
     if not all(isinstance(x.extent, int) for x in match.indices):
         return f"{NAME}: the numbers of rows and columns must be known"
     b = match.b
-    weights = b.args[0] if isinstance(b, Call) and b.op.name == "cast" else b
+    weights = converted(b)
     a = centred(match.a)
     if a is None or not isinstance(a.zero, Const) or len(loads(a.byte)) != 1:
         return f"{NAME}: it must sum bytes less one zero point"

@@ -18,10 +18,11 @@ from graphc.backends.micro_c.strategies.helium.sums import Emitter, HeliumOption
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import i32, i64
-from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, substitute
+from graphc.ir.expr import Const, Expr, Index, Load, call, free_indices, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import index_of
+from graphc.passes.analysis.factors import converted
 from graphc.passes.analysis.weighted import ProductMatch
 
 
@@ -48,7 +49,7 @@ class Lanes(Emitter):
         mapping.update(zip(match.depth, index[first + 1 :]))
         mapping[self.column] = last_column(self.column, index[first] * width + index[-1])
         b = match.b
-        stored = b.args[0] if isinstance(b, Call) and b.op.name == "cast" else b
+        stored = converted(b)
         return self._constant("weights", index, substitute(stored, mapping))
 
     def _columns(self, rows: list[dict], inside: bool) -> None:
