@@ -16,6 +16,7 @@ from contextlib import suppress
 import numpy as np
 
 from graphc.errors import GraphcError, ModelError, UnsupportedError
+from graphc.ir.alike import once
 from graphc.ir.compare import compare
 from graphc.ir.expr import Const, Expr, Sym, symbols
 from graphc.ir.graph import Graph, Op, clone_graph
@@ -222,7 +223,7 @@ def _check_types(ops: Iterable[Op], sizes: Collection[Sym]) -> None:
             continue
         if _has_open_types(op):
             for values in filter(lambda sizes: _is_run_at(op, sizes), corners):
-                _twin_at(op, values)
+                _check_types_at(op, values)
 
 
 def _check_dead(dead: Iterable[Op], sizes: Collection[Sym]) -> None:
@@ -230,7 +231,7 @@ def _check_dead(dead: Iterable[Op], sizes: Collection[Sym]) -> None:
     them is."""
     for op in dead:
         for values in () if is_corner(op) or _is_flow(op) else _low_sizes(op):
-            _twin_at(op, values)
+            _check_types_at(op, values)
     _check_types(dead, sizes)
 
 
@@ -258,16 +259,34 @@ def _has_open_types(op: Op) -> bool:
 
 def _check_at(op: Op, sizes: Sizes) -> None:
     """Compares an op with one of its definition whose operands have the types of some sizes."""
-    twin = _twin_at(op, sizes)
     if op.defn.form == "imperative":
-        why = why_other_kernel(op, twin, sizes)
+        why = why_other_kernel(op, _twin_at(op, sizes), sizes)
         if why:
             raise NotOpen(f"{op.where()} is made for one shape at a time: {why}", op)
         return
-    for number in range(0 if op.defn.form == "composite" else len(op.outputs)):
+    for number in once(op, _at("bodies", op, sizes), lambda: _others_at(op, sizes)):
+        twin = _twin_at(op, sizes)
         body, own = body_at(op_body(op, number), sizes), simplify(op_body(twin, number))
-        if body is not own and not _agree(body, own, twin, number):
+        if not _agree(body, own, twin, number):
             raise NotOpen(f"{op.where()} computes something else at {_shown(sizes)}", op)
+
+
+def _others_at(op: Op, sizes: Sizes) -> tuple[int, ...]:
+    """The results of an op whose bodies are written otherwise at some sizes than there."""
+    twin = _twin_at(op, sizes)
+    results = range(0 if op.defn.form == "composite" else len(op.outputs))
+    bodies = ((n, body_at(op_body(op, n), sizes), simplify(op_body(twin, n))) for n in results)
+    return tuple(n for n, body, own in bodies if body is not own)
+
+
+def _check_types_at(op: Op, sizes: Sizes) -> None:
+    """NotOpen if the types of an op are not those of its definition at some sizes."""
+    once(op, _at("types", op, sizes), lambda: _twin_at(op, sizes) is not None)
+
+
+def _at(what: str, op: Op, sizes: Sizes) -> tuple:
+    """What is compared of an op at some sizes: ops that are alike need it once."""
+    return (what, *(value.type for value in op.outputs), *sizes.items())
 
 
 def _twin_at(op: Op, sizes: Sizes) -> Op:

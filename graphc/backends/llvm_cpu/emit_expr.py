@@ -18,7 +18,19 @@ from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError
 from graphc.ir.addresses import start_and_stride
 from graphc.ir.dtypes import DType, boolean, i64, u8
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, free_indices, substitute, walk
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Ref,
+    Sym,
+    called,
+    free_indices,
+    substitute,
+    walk,
+)
 from graphc.ir.extents import is_below
 from graphc.ir.known_lanes import KnownLanes, known_lanes
 from graphc.ir.simplify import from_poly, simplify, to_poly
@@ -95,7 +107,7 @@ class ExprEmitter(ScalarEmitter):
         for frame in self.memo:
             if node in frame:
                 return frame[node]
-        if self.is_unsafe(node):
+        if self.is_guarded(node) and self.is_unsafe(node):
             return self._keep(self.memo[-1], node)
         memo, masks = self.memo, self.masks
         self.memo, self.masks = memo[:1], [None]
@@ -127,6 +139,11 @@ class ExprEmitter(ScalarEmitter):
                 if isinstance(node, Call):
                     stack.extend((c, False) for c in reversed(node.args))
         return order
+
+    def is_guarded(self, node: Expr) -> bool:
+        """Whether a part of an expression is evaluated under a condition: otherwise it does not
+        matter what is in bounds, which takes time to prove."""
+        return len(self.masks) > 1 or "select" in called(node)
 
     def is_unsafe(self, node: Expr) -> bool:
         """Whether an expression has a load that is not provably in bounds."""

@@ -22,7 +22,19 @@ from graphc.backends.llvm_cpu.registers import Carried, Registers, StaysInMemory
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Sym, as_expr, symbols, walk
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Ref,
+    as_expr,
+    called,
+    free_indices,
+    symbols,
+    walk,
+)
 from graphc.ir.extents import as_dim, is_of_sizes
 from graphc.ir.instructions import DOT2_WIDE, DOT4, DOT4_CODES, LOWEST, MASK, TRANSPOSE
 from graphc.ir.kernel import (
@@ -45,6 +57,7 @@ from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim
 from graphc.records import dataclass
 
+DIVISIONS = {"floordiv", "mod"}
 OPEN_EXTENT = 16  # iterations that a loop without a known end is taken to make
 
 
@@ -152,7 +165,7 @@ def _is_parallel(stmt: Stmt) -> bool:
 
 
 def _is_division(node: Expr) -> bool:
-    return isinstance(node, Call) and node.op.name in ("floordiv", "mod")
+    return isinstance(node, Call) and node.op.name in DIVISIONS
 
 
 class _Function:
@@ -265,26 +278,27 @@ class _Function:
         """Divides sizes, and loops by sizes, before inner loops in which that stays the same."""
         self.expr.forget()
         self.expr.next_statement()
+        kept = self.expr.kept
         for node in dict.fromkeys(n for s in body for n in self.divisions_in(s)):
-            if all(map(self.is_fixed, walk(node))):
-                self.expr.kept[node] = self.expr.value(node)
+            if node not in kept and all(map(self.is_fixed, free_indices(node))):
+                kept[node] = self.expr.value(node)
 
     def divisions_in(self, stmt: Stmt) -> tuple[Expr, ...]:
-        """The divisions of or by sizes in a statement and in those inside. Every loop around it
-        asks, so that they are kept, with the statement, whose identity is the key."""
+        """The divisions of or by sizes, and of loops alone, in a statement and in those inside.
+        Every loop around it asks, so that they are kept, with the statement, whose identity is the
+        key."""
         known = self.divisions.get(id(stmt))
         if known is None:
-            open_ = [e for e in exprs(stmt) if symbols(e)]
+            open_ = [e for e in exprs(stmt) if symbols(e) and not DIVISIONS.isdisjoint(called(e))]
             own = [n for e in open_ for n in walk(e) if _is_division(n) and symbols(n)]
+            own = [n for n in own if not any(isinstance(x, (Load, Ref)) for x in walk(n))]
             inner = [n for body in bodies(stmt) for s in body for n in self.divisions_in(s)]
             known = self.divisions[id(stmt)] = stmt, tuple(dict.fromkeys(own + inner))
         return known[1]
 
-    def is_fixed(self, node: Expr) -> bool:
-        """Whether a part of an expression is the same in the whole of the body at hand."""
-        if isinstance(node, Index):
-            return node in self.expr.names and node is not self.expr.vector
-        return isinstance(node, (Call, Const, Sym))
+    def is_fixed(self, index: Index) -> bool:
+        """Whether an index is the same in the whole of the body at hand."""
+        return index in self.expr.names and index is not self.expr.vector
 
     def let(self, stmt: Let) -> None:
         value = self.expr.value(stmt.value)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, Load, Ref, Sym, transform, walk
+from graphc.ir.expr import Const, Expr, Index, Load, Ref, Sym, loads, transform, walk
 from graphc.ir.kernel import (
     Body,
     For,
@@ -74,6 +74,7 @@ class _Loop:
     def __init__(self, namer: _Namer, loop: For):
         self.namer, self.loop = namer, loop
         self.moving = {loop.var, *_bound(loop.body)}
+        self.fixed: dict[Expr, bool] = {}
         self.known: dict[Expr, Expr] = {}
         self.known_exprs: dict[Expr, Expr] = {}
         self.names: dict[Expr, Ref] = {}
@@ -98,7 +99,7 @@ class _Loop:
             return None
 
         if root not in self.known_exprs:
-            self.known_exprs[root] = transform(root, shorter)
+            self.known_exprs[root] = transform(root, shorter) if loads(root) else root
         return self.known_exprs[root]
 
     def offset(self, index: Expr) -> Expr:
@@ -108,15 +109,20 @@ class _Loop:
             rest: Poly = {}
             for atoms, coefficient in to_poly(index).items():
                 (fixed if atoms and self.stays(atoms) else rest)[atoms] = coefficient
-            whole = from_poly(fixed)
-            is_named = isinstance(whole, (Const, Index, Ref, Sym))
+            is_named = not fixed or isinstance(from_poly(fixed), (Const, Index, Ref, Sym))
             self.known[index] = index if is_named else simplify(self.name(fixed) + from_poly(rest))
         return self.known[index]
 
     def stays(self, atoms: tuple[Expr, ...]) -> bool:
         """Whether a term is the same in all trips."""
-        parts = [x for atom in atoms for x in walk(atom)]
-        return not any(isinstance(x, Load) or x in self.moving for x in parts)
+        return all(map(self.is_fixed, atoms))
+
+    def is_fixed(self, atom: Expr) -> bool:
+        """Whether a factor is the same in all trips."""
+        if atom not in self.fixed:
+            parts = walk(atom)
+            self.fixed[atom] = not any(isinstance(x, Load) or x in self.moving for x in parts)
+        return self.fixed[atom]
 
     def name(self, fixed: Poly) -> Ref:
         value = from_poly(fixed)
