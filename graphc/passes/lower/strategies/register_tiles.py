@@ -55,6 +55,7 @@ from graphc.passes.lower.strategies.tile_plan import (
 from graphc.passes.lower.strategies.tile_rules import (
     best_plans,
     can_be_blocked,
+    can_be_in_parts,
     is_constant,
 )
 from graphc.passes.lower.strategies.tile_schedules import (
@@ -184,7 +185,7 @@ def check_loops(schedule: Schedule, emitter: TileEmitter, loops: LoopPlan) -> No
     """ModelError if tiles cannot be in such loops."""
     rows, plan = emitter.tiled.extent, emitter.plan
     if loops.blocks is not None:
-        if not can_be_blocked(emitter):
+        if not can_be_blocked(emitter) and not can_be_in_parts(emitter):
             wanted = "one tile of columns: blocks need known extents, and no bytes"
             raise misfit(schedule, wanted, "several")
         sums = loops.blocks.panels * plan.panel * max(1, loops.blocks.tiles) * plan.row_tile

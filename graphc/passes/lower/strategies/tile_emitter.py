@@ -140,7 +140,9 @@ class TileEmitter:
         if any(rows.end is not None for rows in segments) and not self.is_looped():
             inplace = []  # rows that are computed twice must not have been written over
         panels = self.panels()
-        if isinstance(tiled.extent, Expr):
+        if isinstance(tiled.extent, Expr) and loops.blocks is not None:
+            self._in_parts(loops, [*outer, *places], tiled, segments, panels)
+        elif isinstance(tiled.extent, Expr):
             self._in_blocks(loops, [*outer, *places], tiled, segments, panels)
         elif loops.blocks is not None:
             emit_blocks(self, loops, outer, [*places, tiled], segments, panels)
@@ -229,6 +231,62 @@ class TileEmitter:
                     first = at * block if rows is whole else NOTHING
                     self.tiles(fixed, tiled, first, tiles, rows, n + panel.first, panel)
 
+    def _in_parts(
+        self, loops: LoopPlan, outer: list[Index], tiled: Index, segments: list[Segment],
+        panels: list[Segment],
+    ) -> None:  # fmt: skip
+        """Parallel over outer indices, groups of panels and blocks of row tiles, where the rows are
+        known at run time only and the depth is long: the rows pass over a part of a panel, which
+        the first cache holds, and what the parts give is added up on the stack."""
+        (rows,) = segments
+        assert loops.blocks is not None
+        block = loops.blocks.tiles or most(rows.count)
+        blocks = ceil_divided(rows.count, block)
+        for panel in panels:
+            assert isinstance(panel.count, int)
+            together = next(n for n in range(loops.blocks.panels, 0, -1) if panel.count % n == 0)
+            extents = (*(x.extent for x in outer), panel.count // together, blocks)
+            with self.k.loop(elements_of(extents), "parallel", name="p") as p:
+                *front, group, at = unflatten_index(p, extents)
+                first = self.k.let(simplify(at * block))
+                tiles = as_dim(minimum(as_expr(rows.count) - first, block))
+                number = simplify(group * together + panel.first)
+                fixed = dict(zip(outer, front))
+                self._add_parts(fixed, tiled, first, (tiles, block), rows, number, together, panel)
+
+    def _add_parts(
+        self, fixed: dict, tiled: Index, first: Expr, count: tuple[Dim, int], rows: Segment,
+        number: Expr, together: int, panels: Segment,
+    ) -> None:  # fmt: skip
+        """So many tiles of rows, and at most so many, from the first on, in several panels."""
+        k, parts, (tiles, most_tiles) = self.k, self.blocks_apart, count
+        assert parts is not None
+        cells, pieces = rows.size * self.plan.panel, self.pieces(panels.size)
+        total = k.alloc(self.match.hole.dtype, (together * most_tiles * cells,), "stack")
+        zero = Const(0, total.dtype)
+        with k.loop(together) as n, k.loop(tiles) as t, k.loop(rows.size) as r:
+            start = simplify((n * most_tiles + t) * cells + r * self.plan.panel)
+            self.set(total, 1, pieces, lambda cell: zero, start)
+
+        def each(finish: bool, at: dict, begin: Expr = NOTHING, size: Dim = 0) -> None:
+            with k.loop(together) as n, k.loop(tiles) as t:
+                panel, row, done = self._placed(number + n, rows, first + t, panels)
+                start = simplify((n * most_tiles + t) * cells)
+                where: Tile = (fixed, tiled, row, rows.size, panel, pieces)
+                if finish:
+                    self.finish_tile(total, *where, True, done, start)
+                else:
+                    self._add_block(total, where, parts, at, begin, size, start)
+
+        with k.loops(*(x.extent for x in parts.outside)) as outside:
+            at = dict(zip(parts.outside, outside))
+            whole, left = divmod(parts.split.count, parts.piece)
+            with k.loop(whole) as part:
+                each(False, at, k.let(simplify(part * parts.piece)), parts.piece)
+            if left:
+                each(False, at, as_expr(whole * parts.piece, i64), left)
+        each(True, {})
+
     def _panels_outside(
         self, loops: LoopPlan, outer: list[Index], inner: list[Index], tiled: Index,
         segments: list[Segment], panels: list[Segment],
@@ -277,6 +335,24 @@ class TileEmitter:
     ) -> None:  # fmt: skip
         """MR x NR sums over the whole depth, then the epilogue, which leaves out the rows that are
         `done`, and those that are not there."""
+        panel, row = self._begin_tile(number, row, panels, rows)
+        pieces = self.pieces(panels.size)
+        sums = self.sums(fixed, tiled, row, size, panel, pieces)
+        stacked = self.blocks_apart is not None
+        self.finish_tile(sums, fixed, tiled, row, size, panel, pieces, stacked, done)
+
+    def _placed(
+        self, number: Expr, rows: Segment, tile: Expr, panels: Segment
+    ) -> tuple[Expr, Expr, Expr]:
+        """The panel and the first row of a tile of a segment, and how many rows are done."""
+        start = rows.start(tile)
+        done = simplify(tile * rows.size + rows.first - start)
+        return *self._begin_tile(number, start, panels, rows), done
+
+    def _begin_tile(
+        self, number: Expr, row: Expr, panels: Segment, rows: Segment | None
+    ) -> tuple[Expr, Expr]:
+        """Names the panel and the first row of a tile, and where its rows begin."""
         panel = self.k.let(simplify(number))
         row = self.k.let(simplify(row))
         self.is_open = panels.open
@@ -286,10 +362,7 @@ class TileEmitter:
             {begin: self.k.let(simplify(at * stride)) for stride, begin in self.begins.items()}
             for at in self.there or ()
         ]
-        pieces = self.pieces(panels.size)
-        sums = self.sums(fixed, tiled, row, size, panel, pieces)
-        stacked = self.blocks_apart is not None
-        self.finish_tile(sums, fixed, tiled, row, size, panel, pieces, stacked, done)
+        return panel, row
 
     def row(self, first: Expr, t: int) -> Expr:
         """A row of the tile that begins at the `first`."""
@@ -320,16 +393,17 @@ class TileEmitter:
     def finish_tile(
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
         pieces: list[tuple[int, int]], stacked: bool = False, done: Expr = NOTHING,
+        start: Expr = NOTHING,
     ) -> None:  # fmt: skip
-        """The epilogue of a tile of sums, in registers or `stacked`, of the rows that are not
-        `done`."""
+        """The epilogue of a tile of sums, in registers or `stacked`, which begin at the `start`, of
+        the rows that are not `done`."""
         if size > 1 and self.is_looped():
             tile = sums if stacked else self._stacked(sums, size, pieces)
-            self._finish_in_a_loop(tile, fixed, tiled, row, size, panel, pieces, done)
+            self._finish_in_a_loop(tile, fixed, tiled, row, size, panel, pieces, done, start)
             return
         for t in range(size):
             at = {**fixed, tiled: self.row(row, t)}
-            self.finish_row(sums, at, panel, t * self.plan.panel, pieces)
+            self.finish_row(sums, at, panel, start + t * self.plan.panel, pieces)
 
     def pieces(self, width: int) -> list[tuple[int, int]]:
         """The vectors of a panel of so many columns: where each starts, and how many it has."""
@@ -373,15 +447,19 @@ class TileEmitter:
         return total
 
     def _add_block(
-        self, total: Buffer, where: Tile, blocks: DepthBlocks, at: dict, start: Expr, count: Dim
-    ) -> None:
-        """Adds to the total of a tile what a block of the depth gives."""
+        self, total: Buffer, where: Tile, blocks: DepthBlocks, at: dict, first: Expr, count: Dim,
+        start: Expr = NOTHING,
+    ) -> None:  # fmt: skip
+        """Adds to the total of a tile, which begins at the `start`, what a block of the depth
+        gives, so many steps from the first on."""
         _, _, _, size, _, pieces = where
         sums = self.zeros(total.dtype, size, pieces)
         with self.steps(count, not blocks.inside) as x:
-            inside = {**at, blocks.split: simplify(start + x)}
+            inside = {**at, blocks.split: simplify(first + x)}
             self.sum_over(sums, *where, blocks.inside, inside)
-        self.set(total, size, pieces, lambda cell: total[cell] + sums[cell])
+        self.set(
+            total, size, pieces, lambda cell: total[cell] + sums[simplify(cell - start)], start
+        )
 
     def zeros(self, dtype: DType, size: int, pieces: list[tuple[int, int]]) -> Buffer:
         """A tile in registers, of zeros."""
@@ -391,7 +469,7 @@ class TileEmitter:
 
     def _finish_in_a_loop(
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
-        pieces: list[tuple[int, int]], done: Expr,
+        pieces: list[tuple[int, int]], done: Expr, start: Expr,
     ) -> None:  # fmt: skip
         """A long epilogue (an activation with a polynomial) is written once, not once per row, of
         sums on the stack."""
@@ -400,8 +478,8 @@ class TileEmitter:
             end = simplify(self.there[-1] - row + 1)  # all of them, if the last is there
         with self.k.loop(as_dim(end - done)) as left:
             at = done + left
-            start = at * self.plan.panel
-            self.finish_row(sums, {**fixed, tiled: row + at}, panel, start, pieces)
+            own = simplify(start + at * self.plan.panel)
+            self.finish_row(sums, {**fixed, tiled: row + at}, panel, own, pieces)
 
     def _stacked(self, sums: Buffer, size: int, pieces: list[tuple[int, int]]) -> Buffer:
         """A copy of a tile of registers on the stack, whose rows a loop can go over."""
@@ -473,8 +551,10 @@ class TileEmitter:
     @contextmanager
     def steps(self, extent: Dim, is_innermost: bool, kind: str = "serial") -> Iterator[Expr]:
         """A loop over steps of the depth. Of an innermost one, two steps of a low tile are one
-        trip: their multiply-adds take hardly longer than counting."""
-        times = UNROLLED if is_innermost and self.options.are_low else 1
+        trip: their multiply-adds take hardly longer than counting. Where each row has a pointer of
+        its own, LLVM reads the columns of both steps first, and has a register too few: a step is
+        a trip then."""
+        times = UNROLLED if is_innermost and self.options.are_low and self.there is None else 1
         if times == 1 or not isinstance(extent, int) or extent % times or extent == times:
             with self.k.loop(extent, kind) as x:
                 yield x

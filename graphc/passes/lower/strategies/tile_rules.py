@@ -15,7 +15,7 @@ from graphc.ir.instructions import PAIR
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.lower.strategies.block_panels import panels_of_block
 from graphc.passes.lower.strategies.cache_blocks import fitted_blocks
-from graphc.passes.lower.strategies.depth_blocks import STEPS
+from graphc.passes.lower.strategies.depth_blocks import STEPS, depth_blocks
 from graphc.passes.lower.strategies.tile_emitter import TileEmitter, row_tiles
 from graphc.passes.lower.strategies.tile_plan import (
     COLUMNS_FIRST,
@@ -89,7 +89,9 @@ def passes_often(e: TileEmitter) -> bool:
     """Whether panels that the first cache does not hold pass over many low tiles: what such a tile
     multiplies with a vector takes hardly longer than the vector from the second cache."""
     size, plan = e.match.hole.dtype.size, e.plan
-    if not e.options.are_low or not can_be_blocked(e) or not plan.packed:
+    if not e.options.are_low or not plan.packed:
+        return False
+    if not can_be_blocked(e) and not can_be_in_parts(e):
         return False
     panel = most(plan.depth) * plan.panel * size
     return panel > NEAR // 2 and points(e.depth) > STEPS and points(e.rows) >= MANY_TILES * 2
@@ -113,6 +115,16 @@ def can_be_blocked(e: TileEmitter) -> bool:
     static = all(isinstance(x.extent, int) for x in (*e.depth, *e.rows))
     known = static and isinstance(e.plan.columns, int) and bool(e.depth)
     return known and e.plan.together <= PAIR
+
+
+def can_be_in_parts(e: TileEmitter) -> bool:
+    """Whether tiles can be computed a part of the depth at a time where the rows are known at run
+    time only: if all else is known, and the depth is long."""
+    known = [*e.depth, *e.match.cols]
+    static = all(isinstance(x.extent, int) for x in known) and e.plan.quad is None
+    is_one = len(row_tiles(e.tiled.extent, e.plan.row_tile)) == 1
+    is_open = isinstance(e.tiled.extent, Expr) and is_one
+    return static and is_open and depth_blocks(e.depth) is not None
 
 
 def _are_large(e: TileEmitter) -> bool:

@@ -134,6 +134,36 @@ CASES = {
 }  # fmt: skip
 
 
+def _long_product(b, x):
+    """Rows of 521 times a constant, with an epilogue."""
+    weights = np.random.default_rng(7).standard_normal((521, 40)).astype(np.float32) / 16
+    return b.Relu(b.Add(b.MatMul(x, b.constant(weights)), np.float32(0.5)))
+
+
+def _joined_heads(b, x):
+    """Rows whose elements lie apart in four heads, times a constant."""
+    weights = np.random.default_rng(7).standard_normal((520, 17)).astype(np.float32) / 16
+    rows = b.Reshape(b.Transpose(x, perm=[0, 2, 1, 3]), np.array([0, 0, 520]))
+    return b.MatMul(rows, b.constant(weights))
+
+
+LONG = {
+    "a part of the depth left": (_long_product, {"x": (B, S, 521)}),
+    "several indices of the depth": (_joined_heads, {"x": (B, 4, S, 130)}),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_products_of_open_rows_are_summed_in_parts(name):
+    function, shapes = LONG[name]
+    sizes = [{"B": b, "S": s} for b, s in ((1, 1), (1, 5), (2, 3), (1, 7), (3, 101), (2, 130))]
+    program = check(function, shapes, sizes, vector_bytes=32)
+    (kernel,) = [k for k in program.kernels.values() if k.name.startswith("contract")]
+    allocated = [s for s in walk_stmts(kernel.body) if isinstance(s, Alloc)]
+    sums = [s.buffer.size for s in allocated if s.scope == "stack"]
+    assert sums and min(sums) > 6 * 16, "the sums of many tiles are added up on the stack"
+
+
 @pytest.mark.parametrize("vector_bytes", [64, 32, 0])
 @pytest.mark.parametrize("name", CASES)
 def test_one_program_for_all_sizes(name, vector_bytes):
