@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -47,14 +47,7 @@ def digests(
     sums = sums or chunk_sums
     views = [np.frombuffer(part, np.uint8) if len(part) else _EMPTY for part in map(_bytes, parts)]
     pieces = [view[at : at + _PIECE] for view in views for at in range(0, view.size, _PIECE)]
-    threads = min(threads or _cores(), _MOST_THREADS, len(pieces))
-    if threads > 1:
-        from concurrent.futures import ThreadPoolExecutor  # small files need none
-
-        with ThreadPoolExecutor(threads) as pool:
-            summed = iter(list(pool.map(sums, pieces)))
-    else:
-        summed = map(sums, pieces)
+    summed = _mapped(sums, pieces, min(threads or _cores(), _MOST_THREADS))
     texts = []
     for view in views:
         state = hashlib.sha256(struct.pack("<Q", view.size))
@@ -62,6 +55,19 @@ def digests(
             state.update(next(summed).astype("<u8").data)
         texts.append(state.hexdigest())
     return texts
+
+
+def _mapped(sums: Sums, pieces: list[np.ndarray], threads: int) -> Iterator[np.ndarray]:
+    """The sums of each piece, by several threads where there are several pieces."""
+    if min(threads, len(pieces)) > 1:
+        try:
+            from concurrent.futures import ThreadPoolExecutor  # small files need none
+
+            with ThreadPoolExecutor(min(threads, len(pieces))) as pool:
+                return iter(list(pool.map(sums, pieces)))
+        except RuntimeError:  # the interpreter ends, and starts no threads any more
+            pass
+    return map(sums, pieces)
 
 
 def folded(data: Any) -> int:

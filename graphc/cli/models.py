@@ -21,6 +21,7 @@ from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
 
+NATIVE = (".so", ".o", ".obj", ".a", ".wasm")  # suffixes of what only other programs read
 CONSTANTS = ".npz"  # added to the name of a graph in text: the constants it names by digest
 
 
@@ -153,6 +154,8 @@ def read_graph(path: Path) -> Graph:
     """The graph of a model, or of a file of graphc's own text."""
     if path.suffix == ".gcm":
         raise ModelError(f"{path}: is compiled already; graphc run and inspect take it")
+    if path.suffix in NATIVE:
+        raise ModelError(f"{path}: is native code, for programs in C; graphc run takes a .gcm")
     if path.suffix != ".gir":
         from graphc.frontend.models import import_model
 
@@ -247,7 +250,12 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
 def _reading(path: Path, kind: str) -> Iterator[None]:
     """Errors tell the file."""
     try:
+        with open(path, "rb") as file:
+            if not file.read(6).startswith((b"\x93NUMPY", b"PK")):
+                raise ModelError(f"{path}: is no {kind} file")
         yield
+    except ModelError:
+        raise
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     except Exception as error:  # of damaged files: whatever Python's own parsers raise

@@ -32,10 +32,11 @@ def command(
     summary: str,
     epilog: str,
 ) -> argparse.ArgumentParser:
-    """Adds a command. The first sentence of `summary` stands for it in the list of commands."""
+    """Adds a command. What stands before the first full stop or colon of `summary` stands for it in
+    the list of commands."""
     added = commands.add_parser(
         name,
-        help=re.split(r"\.\s", summary)[0],
+        help=re.split(r"[.:]\s", summary)[0],
         description=summary,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,

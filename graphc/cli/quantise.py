@@ -188,7 +188,7 @@ def _tell(quantised: Quantised) -> None:
                 _decibels(layer.sqnr),
             )
         )
-    print(table(rows, left=2))
+    print(table(rows, left=2) if quantised.layers else "no layer is quantised")
     for name, ratio in quantised.outputs.items():
         print(f"output {name}: SQNR {_decibels(ratio)}")
     accuracy = quantised.accuracy
@@ -198,13 +198,14 @@ def _tell(quantised: Quantised) -> None:
         )
         print(f"accuracy {shares}")
     if quantised.left_out:
-        print(f"left float: {', '.join(map(_shortened, quantised.left_out))}")
+        fits = "" if quantised.layers or quantised.needs is None else " (the float model fits)"
+        print(f"left float: {', '.join(map(_shortened, quantised.left_out))}{fits}")
     if quantised.needs is not None:
         needs = quantised.needs
         how = "" if needs.compiled else " (code estimated: there is no compiler for the processor)"
         print(f"takes {nbytes(needs.ram)} of RAM and {nbytes(needs.flash)} of flash{how}")
     print(
-        f"largest element where it was in {100 * quantised.agreement:.2f} % of rows; "
+        f"largest element stays where it was in {100 * quantised.agreement:.2f} % of rows; "
         f"calibrated on {quantised.samples} samples"
     )
 

@@ -48,7 +48,7 @@ def _parse(data: memoryview, what: str, folder: str | None = None) -> Loaded:
     try:
         model.ParseFromString(text)  # type: ignore[arg-type]
     except DecodeError as error:
-        raise ModelError(f"{what}: not an ONNX model: {error}") from error
+        raise ModelError(f"{what}: not an ONNX model, or one that is damaged: {error}") from error
     return Loaded(_with_graph(model, what), folder, contents)
 
 

@@ -213,5 +213,6 @@ def _open(path: str | os.PathLike) -> tuple[Container, Marks]:
             marks = Marks(file.fileno())
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise ModelError(f"{path}: cannot be read: {why}") from error
     return Container(data, str(path)), marks

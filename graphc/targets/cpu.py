@@ -282,10 +282,16 @@ class Cpu(Rounding, Tuned, Trains):
         """What has been compiled of a model that is to be one program."""
         made = [info for info in compiled.executables() if info.run is not None]
         if not job.closed and not any(info.is_general for info in made):
-            why = compiled.why_exact or "it is made by --specialise any"
+            names = list(job.graph.symbols)
+            fixed = " ".join(f"--dim {name}=1" for name in names)
+            bounded = " ".join(f"--dim {name}=1..8" for name in names)
+            if compiled.why_exact:
+                otherwise = f"there is no program for all sizes ({compiled.why_exact})"
+            else:
+                otherwise = f"for all sizes within bounds: --specialise any {bounded}"
             raise UnsupportedError(
-                f"-o {path}: dimensions are open, and there is no program for all sizes ({why}); "
-                "fix them with --dim or --shape"
+                f"-o {path}: dimension {' and '.join(names)} is open: pin it with {fixed}, or with "
+                f"--shape; {otherwise}"
             )
         return [info.run for info in made if info.run is not None]
 

@@ -115,8 +115,7 @@ def _write(
     beside = _beside(path, image, interface.name, interface.platform, levels)
     with tempfile.TemporaryDirectory(prefix="graphc-") as folder:
         made = _linked(parts, path, exports, interface.platform, Path(folder))
-        with atomic(path) as whole:
-            write_bytes(whole, memoryview(made))
+        write_bytes(path, memoryview(made))
     for name, text in beside.items():
         stamped = text if provenance is None else provenance.stamped(name, text)
         (path.parent / name).parent.mkdir(exist_ok=True)

@@ -93,7 +93,7 @@ def test_damaged_files(tmp_path):
     with pytest.raises(ModelError, match="code at byte .* does not match its digest"):
         graphc.load(path)
     path.unlink()
-    with pytest.raises(ModelError, match="cannot read"):
+    with pytest.raises(ModelError, match="cannot be read: No such file"):
         graphc.load(path)
 
 
