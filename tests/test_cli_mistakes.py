@@ -10,6 +10,7 @@ import pytest
 from commands import DIGITS, make, ok, refused, relu, save
 from onnx import TensorProto, helper, numpy_helper
 
+from graphc.cli.app import parser
 from graphc.passes.manager.base import PASSES
 from graphc.passes.rewriter import RULES
 
@@ -75,14 +76,34 @@ def test_options_that_cannot_be_read(capsys, argv):
         (["compile", "--explain", "no-such-rule"], "no-such-rule"),
         (["compile", "--plugin", "missing.py"], "missing.py"),
         (["compile", "-o", "model.xyz"], "model.xyz"),
+        (["compile", "-o", "m.so"], "dimension N is open: pin it with --dim N=1"),
+        (["compile", "-o", "m.so"], "--specialise any --dim N=1..8"),
         (["run", "--input", "picture=x.npy"], "no such input"),
         (["run", "--input", "image=missing.npy"], "missing.npy"),
         (["run", "--input", "missing.npz"], "missing.npz"),
+        (["run", "--input", "image=text.npy"], "text.npy: is no .npy file"),
+        (["run", "--input", "image=arrays.npz"], "arrays.npz: is an archive of arrays"),
         (["inspect", "--machine", "fast"], "GFLOPS"),
+        (["profile", "--seconds", "-1"], "at least 0"),
     ],
 )
 def test_options_that_do_not_fit_the_model(capsys, argv, part):
-    assert part in refused(capsys, argv[0], DIGITS, *argv[1:])
+    Path("text.npy").write_text("no array")
+    np.savez("arrays.npz", image=np.zeros((1, 1, 8, 8), np.float32))
+    message = refused(capsys, argv[0], DIGITS, *argv[1:])
+    assert part in message and "pickle" not in message
+
+
+def test_code_for_other_programs_is_no_model(capsys):
+    Path("m.so").write_bytes(b"\x7fELF")
+    assert "m.so: is native code" in refused(capsys, "run", "m.so")
+    assert "m.gcm: cannot be read: No such file" in refused(capsys, "run", "m.gcm")
+
+
+def test_the_list_of_commands_has_a_line_for_each(capsys):
+    """No summary is longer than two lines of a narrow terminal."""
+    commands = parser([])._subparsers._group_actions[0]._choices_actions
+    assert commands and all(len(command.help) <= 100 for command in commands)
 
 
 @pytest.mark.parametrize(

@@ -67,4 +67,4 @@ def test_models_tell_what_they_are_in_a_line(tmp_path):
 @pytest.mark.parametrize("command", ["bench", "profile"])
 def test_sizes_that_times_depend_on_are_asked_for(capsys, command):
     message = refused(capsys, command, DIGITS)
-    assert "dimension N is open" in message and "--dim N=N" in message
+    assert "dimension N is open" in message and "--dim N=8" in message

@@ -13,6 +13,7 @@ from graphc.cli.options import (
     command,
     examples,
     nonnegative,
+    reader,
     run_options,
     settings_options,
     target_of,
@@ -37,7 +38,7 @@ def add(commands: Any) -> None:
     add_target(parser)
     parser.add_argument("--against", choices=("onnxruntime", "none"), default="onnxruntime",
                         help="the peer (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--seconds", type=nonnegative, default=5.0, metavar="S",
+    parser.add_argument("--seconds", type=reader(nonnegative), default=5.0, metavar="S",
                         help="how long to measure (default: 5)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     add_feeds(parser)

@@ -81,7 +81,7 @@ class Model:
         """ModelError names the dimensions that have no size, where times depend on them."""
         missing = list(self.pinned().symbols)
         if missing:
-            example = " ".join(f"--dim {name}=N" for name in missing)
+            example = " ".join(f"--dim {name}=8" for name in missing)
             raise ModelError(
                 f"{self.path}: dimension {' and '.join(missing)} is open, and times depend on it: "
                 f"give the size that the model is used with, as {example}, or contents with --input"
@@ -229,7 +229,7 @@ def load_npy(path: Path, type: Type | None = None) -> np.ndarray:
     with _reading(path, ".npy"):
         array = np.load(path, allow_pickle=False)
     if not isinstance(array, np.ndarray):
-        raise ModelError(f"{path}: holds several arrays; name one .npy file")
+        raise ModelError(f"{path}: is an archive of arrays (.npz); name one .npy file")
     wanted = type.dtype.np if isinstance(type, TensorType) else None
     if array.dtype.kind == "V" and wanted is not None and wanted.itemsize == array.dtype.itemsize:
         array = array.view(wanted)

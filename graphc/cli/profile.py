@@ -20,6 +20,7 @@ from graphc.cli.options import (
     natural,
     nonnegative,
     positive,
+    reader,
     settings,
     target_of,
 )
@@ -72,7 +73,7 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_target(parser)
     often = parser.add_argument_group("how much is measured")
-    often.add_argument("--seconds", type=nonnegative, default=5.0, metavar="S",
+    often.add_argument("--seconds", type=reader(nonnegative), default=5.0, metavar="S",
                        help="how long (default: 5)")  # fmt: skip
     often.add_argument("--runs", type=positive, metavar="N",
                        help="so many runs instead, and as many timed ones")  # fmt: skip

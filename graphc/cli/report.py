@@ -16,6 +16,7 @@ from graphc.cli.options import (
     examples,
     filename,
     nonnegative,
+    reader,
     settings,
     target_of,
 )
@@ -71,7 +72,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--phases", metavar="DIR", type=filename,
                         help="write the graph of each phase as ONNX, and all of them as JSON for "
                         "Model Explorer")  # fmt: skip
-    parser.add_argument("--seconds", type=nonnegative, default=2.0, metavar="S",
+    parser.add_argument("--seconds", type=reader(nonnegative), default=2.0, metavar="S",
                         help="how long times are measured; 0: not at all (default: 2)")  # fmt: skip
     add_target(parser)
     add_machine(parser)

@@ -69,3 +69,17 @@ behind("a", lambda: open({str(tmp_path / "done")!r}, "w").write("all"))
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert (tmp_path / "done").read_text() == "all"
+
+
+@pytest.mark.parametrize("before", ["", "import concurrent.futures.thread"])
+def test_large_parts_are_hashed_when_the_process_ends(before):
+    """The interpreter starts no threads then, which large parts are else hashed by."""
+    code = f"""
+from graphc.backends.behind import behind
+from graphc.backends.digests import digest, digests
+{before}
+parts = [bytes(5 << 20), b"a"]
+behind("a", lambda: print(digests(parts, threads=4) == [digest(part) for part in parts]))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
