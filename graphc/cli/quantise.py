@@ -198,8 +198,9 @@ def _tell(quantised: Quantised) -> None:
         )
         print(f"accuracy {shares}")
     if quantised.left_out:
-        fits = "" if quantised.layers or quantised.needs is None else " (the float model fits)"
-        print(f"left float: {', '.join(map(_shortened, quantised.left_out))}{fits}")
+        is_roomy = quantised.needs is not None and not quantised.layers
+        why = " (there is room for all of them)" if is_roomy else ""
+        print(f"left float: {', '.join(map(_shortened, quantised.left_out))}{why}")
     if quantised.needs is not None:
         needs = quantised.needs
         how = "" if needs.compiled else " (code estimated: there is no compiler for the processor)"

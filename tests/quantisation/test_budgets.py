@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from commands import DIGITS, ok, refused
+from commands import DIGITS, make, ok, refused, save
 
 import graphc
 from graphc.quantisation.budgets import most_that_fit, needs_of
@@ -66,3 +66,16 @@ def test_on_the_command_line(digits, capsys, elsewhere):
     out = ok(capsys, *argv, "--ram", "32K", "--flash", "128K")
     assert "of RAM and" in out and "wrote q.onnx" in out
     assert "are needed" in refused(capsys, *argv, "--ram", "1K")
+
+
+def test_room_for_all_layers_as_float_is_told(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    weights = onnx.numpy_helper.from_array(rng.standard_normal((4, 3)).astype(np.float32), "w")
+    model = make([onnx.helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
+                 [("x", 1, (1, 4))], constants=[weights])  # fmt: skip
+    np.savez(tmp_path / "calib.npz", x=rng.standard_normal((8, 4)).astype(np.float32))
+    told = ok(capsys, "quantise", save(tmp_path / "m.onnx", model), "--data",
+              tmp_path / "calib.npz", "--ram", "64K", "--flash", "256K", "-o",
+              tmp_path / "q.onnx")  # fmt: skip
+    assert "no layer is quantised" in told
+    assert "left float: product (there is room for all of them)" in told
