@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +100,19 @@ def test_code_for_other_programs_is_no_model(capsys):
     Path("m.so").write_bytes(b"\x7fELF")
     assert "m.so: is native code" in refused(capsys, "run", "m.so")
     assert "m.gcm: cannot be read: No such file" in refused(capsys, "run", "m.gcm")
+
+
+def test_what_cannot_be_written_is_named(capsys, monkeypatch):
+    renamed = os.replace
+
+    def replace(source, target):
+        if Path(target).suffix == ".so":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        renamed(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    message = refused(capsys, "compile", DIGITS, "--dim", "N=1", "-o", "m.so")
+    assert "graphc: m.so: cannot be written: No space left on device" in message
 
 
 def test_the_list_of_commands_has_a_line_for_each(capsys):
