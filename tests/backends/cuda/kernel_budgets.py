@@ -61,6 +61,8 @@ GRAPHS = {
     "resnet convolution": (_convolution(256, 14, 3), "f16"),
     "resnet convolution, f32": (_convolution(256, 14, 3), "f32"),
     "bert attention": (attention_of("f16", 12, 128, 128, 64).replace("[1,2,", "[1,12,"), "f32"),
+    "long attention": (attention_of("f16", 16, 4096, 4096, 64), "f32"),
+    "causal attention": (attention_of("f16", 16, 4096, 4096, 64, "is_causal=1"), "f32"),
     "layer norm": (NORMALISED, "f32"),
     "softmax": (SOFTMAX, "f32"),
 }

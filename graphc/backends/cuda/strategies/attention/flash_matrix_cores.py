@@ -19,9 +19,9 @@ from graphc.backends.cuda.strategies.attention.online_softmax import AttentionBl
 from graphc.backends.cuda.strategies.contraction.mma_operands import Kind
 from graphc.backends.cuda.strategies.contraction.panels import STEP, Panel, ThreadGroup
 from graphc.ir.dtypes import f32, i64, u32
-from graphc.ir.expr import Const, Expr, Load, bitcast
+from graphc.ir.expr import Const, Expr, Load, Ref, bitcast
 from graphc.ir.extents import most
-from graphc.ir.kernel import Barrier, Buffer, Intrin
+from graphc.ir.kernel import Barrier, Buffer, Intrin, Let
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.attention import Attention
 from graphc.passes.analysis.spaces import count
@@ -123,15 +123,24 @@ class FlashMatrixCores(AttentionBlocks):
         self._fetch(none)
         k.emit(Intrin("commit_copies", ()))
         queries = self._kept_queries()
-        with self.each_tile() as at:
-            self._await()
-            if self.tiles_at_once > 1:
-                self._fetch_ahead(simplify(at + 1))
-            stage = k.let(simplify(at % 2)) if self.tiles_at_once > 1 else none
-            scores = self._products_of_keys(queries, stage)
-            self.soften(scores, simplify(at * self.tile_keys))
-            self._add_values(scores, stage)
+        self.take_tiles(queries)
         self.finish()
+
+    def take_tiles(self, queries: Buffer | None) -> None:
+        """Does all tiles of keys that rows of the block see."""
+        with self.each_tile() as at:
+            self.take_tile(at, queries)
+
+    def take_tile(self, at: Expr, queries: Buffer | None) -> None:
+        """Adds what a tile of keys adds, while the next one is on its way."""
+        stage: Expr = Const(0, i64)
+        self._await()
+        if self.tiles_at_once > 1:
+            self._fetch_ahead(simplify(at + 1))
+            stage = self.k.let(simplify(at % 2))
+        scores = self._products_of_keys(queries, stage)
+        self.soften(scores, simplify(at * self.tile_keys))
+        self._add_values(scores, stage)
 
     # ---------------------------------------------------------------- operands
 
@@ -143,9 +152,16 @@ class FlashMatrixCores(AttentionBlocks):
 
     def _fetch_ahead(self, tile: Expr) -> None:
         """A tile that comes next, if one does."""
-        with self.k.when(self.is_seen(tile)):
-            self._fetch(tile)
-        self.k.emit(Intrin("commit_copies", ()))
+        k = self.k
+        with k.when(self.is_seen(tile)):
+            self._fetch(self.named(tile))
+        k.emit(Intrin("commit_copies", ()))
+
+    def named(self, tile: Expr) -> Expr:
+        """The number of a tile that there is: so it is known which of its keys there are."""
+        name = Ref(self.k.fresh("tile"), i64, 0, most(self.tiles) - 1)
+        self.k.emit(Let(name, tile))
+        return name
 
     def _await(self) -> None:
         """What was copied is there for all threads, and what was read may be overwritten."""

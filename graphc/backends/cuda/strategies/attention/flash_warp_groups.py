@@ -11,7 +11,8 @@ If scores are products times a positive number c, maxima are taken of the produc
     exp(c x - c m) = 2 ** (x c' - m c')      c' = c log2(e)
 
 is one fused multiply-add and one power of two. Where a mask hides keys beyond a row's last one
-(causal), tiles of which all rows see all keys skip the mask.
+(causal), a loop over the tiles of which all rows see all keys has no mask, and another one follows
+for those at the diagonal and at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from graphc.backends.cuda.strategies.contraction.mma_operands import Kind
 from graphc.backends.cuda.warpgroup_instructions import COLUMNS, HELD, UNIFORM
 from graphc.ir.dtypes import f32, i32, i64, u32
 from graphc.ir.expr import (
-    FALSE,
     TRUE,
     Call,
     Const,
@@ -43,13 +43,16 @@ from graphc.ir.expr import (
     select,
     substitute,
 )
+from graphc.ir.extents import as_dim, divided, most
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Let
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim
 from graphc.passes.analysis.attention import LARGEST, PRODUCT, Attention
 from graphc.passes.analysis.spaces import count
 
 TEAM = 4 * WARP
 TEAM_ROWS = 64
+LAST = (1 << 31) - 1  # of the numbers of keys
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,7 @@ class FlashWarpGroups(FlashMatrixCores):
 
     def _kept_queries(self) -> Buffer | None:
         """None: products read them where they are. Tells compilers which group this is."""
-        k = self.k
-        shared = k.alloc(i32, (), "reg", "warp_group")
-        k.emit(Intrin(UNIFORM, (shared[()], simplify(self.thread // TEAM))))
-        self.team = Ref("team", i64, 0, self.threads // TEAM - 1)
-        k.emit(Let(self.team, cast(shared[()], i64)))
+        self.team = self._uniform(self.thread // TEAM, "team", self.threads // TEAM - 1)
         return None
 
     def _run(self, sums: Buffer, products: Sequence[Intrin]) -> None:
@@ -158,22 +157,50 @@ class FlashWarpGroups(FlashMatrixCores):
 
     # ---------------------------------------------------------------- scores
 
-    def find_last(self) -> None:
-        """Also the least of the last keys that rows see: no mask is needed up to it."""
-        super().find_last()
+    def take_tiles(self, queries: Buffer | None) -> None:
+        """First the tiles of which all rows see all keys, without a mask, then the others."""
         k = self.k
-        self.least: Expr | None = None
-        if self.scale is None or self.guard is TRUE or not self._is_bound(self.guard):
-            return
-        assert self.last is not None
-        least = k.var(i32, Const((1 << 31) - 1, i32))
-        with k.loop(-(-self.tile_rows // WARP)) as step:
-            at = self.first_row + step * WARP + self.thread % WARP
-            row = call("min", at, as_expr(self.q.count - 1, i64))
-            last = substitute(self.last, {**self.fixed, **self.q.place(simplify(row))})
-            k.store(least, (), call("min", least[()], cast(simplify(last), i32)))
-        k.emit(Intrin("warp_min", (least[()], Const(WARP, i64))))
-        self.least = least[()]
+        self.find_last()
+        self.end: Dim = self.tiles
+        if self.seen is not None:
+            last = cast(self.seen, i64)
+            self.end = self._same_in_all(call("min", last // self.tile_keys + 1, self.tiles))
+        whole = self._whole_tiles()
+        rest = as_dim(as_expr(self.end) - whole)
+        if whole != 0:
+            self.is_masked = False
+            with k.loop(whole) as at:
+                self.take_tile(at, queries)
+        if rest != 0:
+            self.is_masked = True
+            with k.loop(rest) as n:
+                self.take_tile(self.named(simplify(whole + n)), queries)
+
+    def _whole_tiles(self) -> Dim:
+        """How many tiles, from the first on, all rows see all keys of."""
+        whole = divided(self.b.count, self.tile_keys)[0]
+        if self.scale is None or self.guard is TRUE:
+            return 0 if self.scale is None else whole
+        if self.seen is None or not self._is_bound(self.guard):
+            return 0
+        least = cast(self.last_of_rows("min", LAST), i64)
+        seen = call("max", (least + 1) // self.tile_keys, 0)
+        return self._same_in_all(call("min", seen, whole))
+
+    def is_seen(self, tile: Expr) -> Expr:
+        return simplify(tile < self.end)
+
+    def _same_in_all(self, number: Expr) -> Ref:
+        """A number of tiles that all threads have, which compilers do not see."""
+        return self._uniform(number, self.k.fresh("tiles"), most(self.tiles))
+
+    def _uniform(self, value: Expr, name: str, largest: int) -> Ref:
+        k = self.k
+        shared = k.alloc(i32, (), "reg", f"{name}_of_warp")
+        k.emit(Intrin(UNIFORM, (shared[()], simplify(value))))
+        number = Ref(name, i64, 0, largest)
+        k.emit(Let(number, cast(shared[()], i64)))
+        return number
 
     def _is_bound(self, guard: Expr | None) -> bool:
         """Whether a guard says no more than that keys are not beyond a row's last one."""
@@ -187,28 +214,14 @@ class FlashWarpGroups(FlashMatrixCores):
             super()._score(scores, first)
             return
         assert self.guard is not None
-        hidden = self._hides(first)
-        if hidden is FALSE:
+        if not self.is_masked:
             return
-        with (
-            self.k.where(hidden),
-            self.k.loops(self.row_part, self.key_part, kind="unroll") as (i, j),
-        ):
+        with self.k.loops(self.row_part, self.key_part, kind="unroll") as (i, j):
             row, key = simplify(self.first_row + self.row(i)), simplify(first + self.key(j))
             mapping = {**self.fixed, **self.q.place(row), self.match.key: key}
             inside = simplify(call("and", row < self.q.count, key < self.b.count))
             score = select(substitute(self.guard, mapping), scores[i, j], NOTHING)
             self.k.store(scores, (i, j), simplify(select(inside, score, NOTHING)))
-
-    def _hides(self, first: Expr) -> Expr:
-        """Whether some row may not see some key of a tile."""
-        end = simplify(first + self.tile_keys)
-        beyond = simplify(end > self.b.count)
-        if self.guard is TRUE:
-            return beyond
-        if self.least is None:
-            return TRUE
-        return simplify(call("or", beyond, cast(end, i32) - 1 > self.least))
 
     def exponential_of(self, score: Expr, base: Expr) -> Expr:
         if self.scale is None:

@@ -167,18 +167,21 @@ class AttentionBlocks:
 
     def find_last(self) -> None:
         """The last key that any row of the block sees, if scores tell; the same in all threads."""
-        k = self.k
         self.seen: Expr | None = None
-        if self.last is None or self.tiles == 1:
-            return
-        largest = k.var(i32, Const(-1, i32))
+        if self.last is not None and self.tiles != 1:
+            self.seen = self.last_of_rows("max", -1)
+
+    def last_of_rows(self, extreme: str, start: int) -> Expr:
+        """The largest ("max") or the least ("min") of the last keys that rows of the block see."""
+        assert self.last is not None
+        k, key = self.k, self.k.var(i32, Const(start, i32))
         with k.loop(-(-self.tile_rows // WARP)) as step:
             at = self.first_row + step * WARP + self.thread % WARP
             row = call("min", at, as_expr(self.q.count - 1, i64))
             last = substitute(self.last, {**self.fixed, **self.q.place(simplify(row))})
-            k.store(largest, (), call("max", largest[()], cast(simplify(last), i32)))
-        k.emit(Intrin("warp_max", (largest[()], Const(WARP, i64))))
-        self.seen = largest[()]
+            k.store(key, (), call(extreme, key[()], cast(simplify(last), i32)))
+        k.emit(Intrin(f"warp_{extreme}", (key[()], Const(WARP, i64))))
+        return key[()]
 
     def is_seen(self, tile: Expr) -> Expr:
         """Whether there is such a tile of keys and some row of the block sees it."""
