@@ -1,7 +1,7 @@
 """Blocks of kernels in the PTX machine and in the simulator of their text: the same results?
 
-    python tests/backends/cuda/ptx_blocks.py MODEL.onnx [--arch sm_80] [--precision f16]
-        [--dim batch=1 ...] [--blocks 1]
+    python tests/backends/cuda/ptx_blocks.py MODEL.onnx ... [--arch sm_80,sm_90a]
+        [--precision f32,tf32,f16,bf16,int8] [--dim batch=1 ...] [--blocks 1] [--results FILE]
 
 Of every kernel of a model the first and the last blocks are run by both, on random numbers, and
 what they write is compared. So the kernels of large models are checked in seconds.
@@ -10,10 +10,15 @@ what they write is compared. So the kernels of large models are checked in secon
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +33,9 @@ from graphc.backends.cuda.steps import LaunchStep
 from graphc.ir.program import Slot
 
 FIRST, LAST = 0, 1  # orders of blocks, ascending and descending
+SEQUENCE = 64  # tokens, where a model does not say how many
+TOLERANCE = 1e-2  # of the range of what is written
+KEY = ("model", "arch", "precision")
 
 
 @dataclass(frozen=True)
@@ -103,28 +111,70 @@ def _error(slot: Slot, first: Run, second: Run) -> float:
     return float(np.abs(a - b)[~same].max() / (np.ptp(finite) if finite.size else 1.0))
 
 
-def main() -> None:
+def source_of(path: str, arch: str, precision: str, dims: Mapping[str, int]) -> CudaSource:
+    """The kernels of a model. `precision` int8: quantised by one random sample, as which kernels
+    there are does not depend on scales. What `dims` does not say is 1, or 64 along a sequence."""
+    import graphc
     from graphc.driver import program_for
     from graphc.frontend.onnx_import import import_onnx
     from graphc.passes.specialise import pin, specialise
+    from graphc.runtime.feeds import random_feeds
 
+    graph = import_onnx(path)
+    extents = {name: dims.get(name, SEQUENCE if "seq" in name else 1) for name in graph.symbols}
+    graph = specialise(pin(graph, dims=extents))
+    if precision == "int8":
+        sample = [random_feeds(graph)]
+        graph = graphc.quantise(graph, sample, calibration="minmax", equalise=False).graph
+        precision = "f32"
+    return emit(program_for(graph, "cuda", precision=precision, arch=arch))
+
+
+def checked(path: str, arch: str, precision: str, dims: Mapping[str, int], blocks: int) -> dict:
+    """How many kernels agree, and which do not, or why the model was not compared."""
+    start = time.process_time() + sum(os.times()[2:4])
+    row: dict[str, Any] = {"model": Path(path).stem, "arch": arch, "precision": precision}
+    try:
+        kernels = [*compared(source_of(path, arch, precision, dims), arch, blocks)]
+    except Exception as error:
+        row["problem"] = f"{type(error).__name__}: {error}"[:600]
+    else:
+        row |= {"kernels": len(kernels), "blocks": sum(k.blocks for k in kernels)}
+        row["error"] = float(f"{max((k.error for k in kernels), default=0.0):.3g}")
+        row["apart"] = [f"{k.kernel}: {k.error:.2g}" for k in kernels if k.error > TOLERANCE]
+    row["seconds"] = round(time.process_time() + sum(os.times()[2:4]) - start)
+    return row
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model")
-    parser.add_argument("--arch", default="sm_80")
-    parser.add_argument("--precision", default="f32")
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--arch", default="sm_80", help="sm_80,sm_90a")
+    parser.add_argument("--precision", default="f32", help="f32,tf32,f16,bf16,int8")
     parser.add_argument("--dim", action="append", default=[])
     parser.add_argument("--blocks", type=int, default=1)
+    parser.add_argument(
+        "--results", type=Path, help="a file of lines that a later run goes on from"
+    )
     given = parser.parse_args()
     dims = {name: int(size) for name, size in (each.split("=") for each in given.dim)}
-    graph = specialise(pin(import_onnx(given.model), dims=dims))
-    source = emit(program_for(graph, "cuda", precision=given.precision, arch=given.arch))
-    start, worst, total = time.process_time(), 0.0, 0
-    for each in compared(source, given.arch, given.blocks):
-        worst, total = max(worst, each.error), total + 1
-        if each.error > 1e-2:
-            print(f"{each.kernel}: error {each.error:.2g}")
-    print(f"{given.model} {given.arch} {given.precision}: {total} kernels, worst {worst:.2g}, "
-          f"{time.process_time() - start:.0f} s")  # fmt: skip
+    kept = (
+        given.results.read_text().splitlines() if given.results and given.results.exists() else []
+    )
+    known = {tuple(json.loads(line)[key] for key in KEY) for line in kept}
+    fails = False
+    for precision, path, arch in product(
+        given.precision.split(","), given.models, given.arch.split(",")
+    ):
+        if (Path(path).stem, arch, precision) in known:
+            continue
+        row = checked(path, arch, precision, dims, given.blocks)
+        fails |= bool(row.get("problem") or row["apart"])
+        print(json.dumps(row), flush=True)
+        if given.results:
+            with given.results.open("a") as lines:
+                lines.write(json.dumps(row) + "\n")
+    return int(fails)
 
 
 if __name__ == "__main__":

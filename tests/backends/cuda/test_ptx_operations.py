@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptx_texts import each_lane, needs_c
+from ptx_texts import each_lane, needs_c, ptx_of, run_test
 
 pytestmark = needs_c
 WHOLE = {
@@ -142,3 +142,28 @@ def test_approximations_flush_what_is_too_small():
     values = np.array([-150, -126, -1, 0, 0.5, 10, 200], np.float32)
     found = each_lane("ex2.approx.ftz.f32", values)
     np.testing.assert_allclose(found, [0, 2**-126, 0.5, 1, 2**0.5, 1024, np.inf], rtol=1e-6)
+
+
+@pytest.mark.parametrize("opcode, wanted", [
+    ("abs.ftz.f32", [0, 0, 2, 0]), ("neg.ftz.f32", [0, 0, -2, 0]),
+    ("min.ftz.f32", [-1, 0, -1, 0]), ("max.ftz.f32", [0, 1, 2, 0]),
+    ("setp.lt.ftz.f32", [0, 1, 0, 0]), ("setp.eq.ftz.f32", [0, 0, 0, 1]),
+])  # fmt: skip
+def test_subnormal_numbers_are_flushed(opcode, wanted):
+    a = np.float32([1e-40, 1e-40, 2, -1e-40])
+    b = np.float32([-1, 1, -1, 2e-40])
+    operands = (a,) if opcode[:3] in ("abs", "neg") else (a, b)
+    result = "uint32" if opcode.startswith("setp") else "float32"
+    assert (each_lane(opcode, *operands, result=result) == np.asarray(wanted, result)).all()
+
+
+def test_places_of_the_source_hide_no_instruction():
+    """What compilers write with line numbers: no semicolon ends such a line."""
+    numbers = np.arange(32, dtype=np.uint32)
+    body = """  .loc 1 7 13  // kernel.py:7:13
+  add.u32 %r1, %r0, 5;
+  .loc 2 9 1, function_name $L__info_string0, inlined_at 1 7 13
+  mad.wide.u32 %d20, %r0, 4, %q0;
+  st.global.u32 [%d20], %r1;
+"""
+    assert (run_test(ptx_of(body, 1), [], numbers) == numbers + 5).all()

@@ -102,27 +102,29 @@ class _Sampling(PtxRun):
             self.start(step, [0] * self._counters(step))
         except (PtxFault, PtxError) as error:
             return str(error)
-        return self._counted(step)
+        return counted(self.kernels, step.function, step.block)
 
     def _counters(self, step: LaunchStep) -> int:
         """Numbers that a launch passes on: the trip of a loop."""
         given = len(step.slots) + len(step.sizes) + len(step.maps)
         return len(self.kernels.code_of(step.function).parameters) - given
 
-    def _counted(self, step: LaunchStep) -> Sample:
-        assert self.kernels.counts is not None
-        code, counts = self.kernels.code_of(step.function), self.kernels.counts[step.function]
-        lines = code.line_of_each()
-        counts = counts // code.cluster  # its blocks, which do the same, were run together
-        sample = Sample(-(-step.block // WARP))
-        for line in dict.fromkeys(lines):
-            of_line = counts[lines == line]
-            _add(sample, code.lines.get(line, ""), of_line)
-        made = sum(counts[lines == n][:, 0].max() for n in dict.fromkeys(lines)
-                   if "mbarrier.init" in code.lines.get(n, ""))  # fmt: skip
-        if made:  # two for each stage
-            sample.ahead, sample.is_specialised = max(int(made) // 2 - 1, 1), True
-        return sample
+
+def counted(kernels: PtxKernels, name: str, threads: int) -> Sample:
+    """What a block of so many threads of a kernel did, one of which was run."""
+    assert kernels.counts is not None
+    code, counts = kernels.code_of(name), kernels.counts[name]
+    lines = code.line_of_each()
+    counts = counts // code.cluster  # its blocks, which do the same, were run together
+    sample = Sample(-(-threads // WARP))
+    for line in dict.fromkeys(lines):
+        of_line = counts[lines == line]
+        _add(sample, code.lines.get(line, ""), of_line)
+    made = sum(counts[lines == n][:, 0].max() for n in dict.fromkeys(lines)
+               if "mbarrier.init" in code.lines.get(n, ""))  # fmt: skip
+    if made:  # two for each stage
+        sample.ahead, sample.is_specialised = max(int(made) // 2 - 1, 1), True
+    return sample
 
 
 def _add(sample: Sample, text: str, counts: np.ndarray) -> None:

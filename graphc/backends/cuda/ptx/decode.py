@@ -390,13 +390,13 @@ def _compare(d: Decoder, each: Instruction, parts: list[str]) -> None:
     """Compares; `setp.lt.and.f32 p|q, a, b, c` joins another predicate, and has two results."""
     joined = parts[2] if parts[2] in ("and", "or", "xor") else None
     type = parts[-1]
-    if "ftz" in parts:
-        raise d.unknown(each, "; .ftz is none of the comparisons it has")
     name = f"setp.{parts[1]}.{type}"
     if name not in OPERATIONS:
         raise d.unknown(each)
     results = d.parts(each.operands[0], "pred")
     given = [d.reg(o, type) for o in each.operands[1:3]]
+    if "ftz" in parts:
+        given = [_flushed(d, register) for register in given]
     if joined is None and len(results) == 1:
         d.to.operate(name, results[0], given)
         return
@@ -408,6 +408,13 @@ def _compare(d: Decoder, each: Instruction, parts: list[str]) -> None:
             d.to.emit("mov.pred", [result], [holds])
         else:
             d.to.emit(f"{joined}.pred", [result], [holds, d.reg(each.operands[3], "pred")])
+
+
+def _flushed(d: Decoder, register: Reg) -> Reg:
+    """A number, or 0 of its sign where it is subnormal."""
+    made = d.to.register(32)
+    d.to.operate("cvt.ftz.f32.f32", made, [register])
+    return made
 
 
 def _operation(d: Decoder, each: Instruction, parts: list[str]) -> None:

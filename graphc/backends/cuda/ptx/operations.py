@@ -184,6 +184,10 @@ def _approximations() -> None:
         text = f"flush(flush(a) {symbol} flush(b))"
         _define(f"{name}.ftz.f32", "f32", ("f32", "f32"), text)
     _define("fma.rn.ftz.f32", "f32", ("f32",) * 3, "flush(fmaf(flush(a), flush(b), flush(c)))")
+    for name, text in (("abs", "fabsf(flush(a))"), ("neg", "-flush(a)")):
+        _define(f"{name}.ftz.f32", "f32", ("f32",), text)
+    for name, function in (("min", "least"), ("max", "largest")):
+        _define(f"{name}.ftz.f32", "f32", ("f32",) * 2, f"{function}_f32(flush(a), flush(b))")
 
 
 def _halves() -> None:

@@ -136,7 +136,8 @@ _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,]*?([\w$]+)(?
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.*)$", re.S)
 _INSTRUCTION = re.compile(r"(?:@(!?)(%?[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 _LABEL = re.compile(r"([\w$]+):(?!:)")
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*\.(?:loc|file)\b[^\n]*", re.S | re.M)
+"""Also lines of the source's places, which no semicolon ends."""
 
 
 class Module:
@@ -306,7 +307,7 @@ class _Body:
             variable = _VARIABLE.match(text)
             if variable:
                 self.function.variables.append(_variable(variable))
-            elif not re.match(r"\.(loc|pragma|file|branchtargets|callprototype)\b", text):
+            elif not re.match(r"\.(pragma|branchtargets|callprototype)\b", text):
                 raise PtxError(f"line {self.line}: the machine does not know {text!r}")
         else:
             self._instruction(text)
