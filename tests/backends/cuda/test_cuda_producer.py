@@ -13,13 +13,18 @@ from hopper_programs import HOPPER, grouped
 
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.bundle import bundle_files, launch_plan
+from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import find_nvcc
 from graphc.backends.cuda.ptx import PtxFault, run_ptx
 from graphc.backends.cuda.runtime import Model
 from graphc.backends.cuda.simulator import SimulationError, simulate
+from graphc.backends.cuda.strategies import strategies
+from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.contraction.wgmma import SIDES, GroupTile
-from graphc.driver import program_for
+from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
+from graphc.passes.lower import lower
+from graphc.targets.cuda import Cuda
 
 BATCH = """graph @g(%x: f16[2,72,200], %w: f16[2,200,88]) -> ? {
   %y = MatMul(%x, %w)
@@ -218,3 +223,17 @@ def test_the_host_compiler_takes_the_maps_of_a_launcher(tmp_path):
     include = toolkit(find_nvcc()) / "include"
     command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{include}", "-fsyntax-only"]
     subprocess.run([*command, "model.cpp"], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize("tile, arch", [(PAIRS, HOPPER), (SMALL, "sm_80")])
+def test_a_tile_that_does_not_suit_is_refused(tile, arch):
+    """Three tiles of rows are no pairs; Ampere has no warp groups."""
+    graph = optimise(graph_of(SHORT.replace("72,", "136,")), target=Cuda())
+    reasons = []
+
+    def first(computation):
+        reasons.append(lower_matrix_cores(computation, machine(arch), tile))
+        return reasons[-1]
+
+    lower(graph, [first, *strategies(arch)])
+    assert f"operands and {arch} must suit the tile, found GroupTile" in reasons[0]

@@ -79,6 +79,12 @@ def lower_matrix_cores(
     if gpu.group_rate:
         produced = (Producer(flat, kind, panels, t) for t in GROUP_TILES)
         tiles = [*(p.described(_at_once(p.tile, gpu)) for p in produced if p.fits), *WARP_TILES]
+    if isinstance(tile, GroupTile):
+        fits = gpu.group_rate > 0 and Producer(flat, kind, panels, tile).fits
+    else:
+        fits = tile is None or bool(ranked([tile], gpu, problem))
+    if not fits:
+        return f"contraction: operands and {gpu.arch} must suit the tile, found {tile}"
     best = _groups_first(ranked(tiles, gpu, problem), gpu, problem)
     chosen = tile or choose(computation.text, best, lambda tile: [kernel(tile)])
     flops = 2 * batch * rows * columns * depth
