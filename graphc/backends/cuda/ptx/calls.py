@@ -58,30 +58,30 @@ class _Inliner:
         places: dict[int, list[str]] = {}
         for label, place in function.labels.items():
             places.setdefault(place, []).append(prefix + label)
-        for number, each in enumerate(function.instructions):
+        for number, instruction in enumerate(function.instructions):
             self._label(places.get(number, ()))
-            base = each.opcode.split(".")[0]
+            base = instruction.opcode.split(".")[0]
             if base == "call":
-                self._call(each, rename, depth)
+                self._call(instruction, rename, depth)
             elif prefix and base == "ret":
-                self._append(replace(each, opcode="bra", operands=(Symbol(end),)), rename)
+                self._append(replace(instruction, opcode="bra", operands=(Symbol(end),)), rename)
             elif base in ("bra", "brx"):
-                target = each.operands[-1]
+                target = instruction.operands[-1]
                 if isinstance(target, Symbol):
-                    each = replace(each, operands=(Symbol(prefix + target.name),))
-                self._append(each, rename)
+                    instruction = replace(instruction, operands=(Symbol(prefix + target.name),))
+                self._append(instruction, rename)
             else:
-                self._append(each, rename)
+                self._append(instruction, rename)
         self._label(places.get(len(function.instructions), ()))
 
     def _label(self, names: list[str] | tuple[str, ...]) -> None:
         for name in names:
             self.made.labels[name] = len(self.made.instructions)
 
-    def _append(self, each: Instruction, rename: _Renaming) -> None:
-        operands = tuple(map(rename, each.operands))
-        guard = None if each.guard is None else rename.registers[each.guard.number]
-        self.made.instructions.append(replace(each, operands=operands, guard=guard))
+    def _append(self, instruction: Instruction, rename: _Renaming) -> None:
+        operands = tuple(map(rename, instruction.operands))
+        guard = None if instruction.guard is None else rename.registers[instruction.guard.number]
+        self.made.instructions.append(replace(instruction, operands=operands, guard=guard))
 
     def _register(self, like: Register) -> Register:
         made = Register(like.name, like.type, len(self.made.registers))

@@ -111,9 +111,9 @@ class Assembler:
         value &= 1 if bits == 1 else (1 << bits) - 1
         if (value, bits) not in self._constants:
             made = self.register(bits, defined=True)
-            each = value.to_bytes(max(bits // 8, 1), "little") * LANES
-            each = struct.pack("<I", 0xFFFFFFFF * value) if bits == 1 else each
-            self.code.file[made.place : made.place + len(each)] = each
+            lanes = value.to_bytes(max(bits // 8, 1), "little") * LANES
+            lanes = struct.pack("<I", 0xFFFFFFFF * value) if bits == 1 else lanes
+            self.code.file[made.place : made.place + len(lanes)] = lanes
             self._constants[value, bits] = made
         return self._constants[value, bits]
 
@@ -138,8 +138,8 @@ class Assembler:
             len(results), len(operands), len(self.code.operands) // 2, self.line, -1, -1, aligned,
             *aux, *[0] * (AUX - len(aux)),
         ]  # fmt: skip
-        for each in (*results, *operands):
-            self.code.operands += [each.id, each.place]
+        for register in (*results, *operands):
+            self.code.operands += [register.id, register.place]
         self.code.count += 1
 
     def operate(self, name: str, result: Reg, operands: list[Reg]) -> None:
@@ -150,15 +150,15 @@ class Assembler:
         if result.bits == wanted:
             self.emit(name, [result], given)
             return
-        found = self.register(wanted)
-        self.emit(name, [found], given)
+        widened = self.register(wanted)
+        self.emit(name, [widened], given)
         sign = "s" if operation.result[0] == "s" else "u"
-        self.emit(f"cvt.{sign}{result.bits}.{sign}{wanted}", [result], [found])
+        self.emit(f"cvt.{sign}{result.bits}.{sign}{wanted}", [result], [widened])
 
     def _narrowed(self, register: Reg, type: str) -> Reg:
         wanted = 1 if type == "pred" else max(BITS[type], 16)
         if register.bits == wanted or 1 in (register.bits, wanted):
             return register
-        found = self.register(wanted)
-        self.emit(f"cvt.u{wanted}.u{register.bits}", [found], [register])
-        return found
+        widened = self.register(wanted)
+        self.emit(f"cvt.u{wanted}.u{register.bits}", [widened], [register])
+        return widened

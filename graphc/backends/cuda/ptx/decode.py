@@ -99,15 +99,15 @@ class Decoder:
     def decode(self) -> Code:
         """The code; PtxError if there is an instruction that the machine does not know."""
         starts = []
-        for each in self.function.instructions:
+        for instruction in self.function.instructions:
             starts.append(self.code.count)
-            self.to.line = each.line
-            self.code.lines[each.line] = each.text
+            self.to.line = instruction.line
+            self.code.lines[instruction.line] = instruction.text
             self.to.guard = None
-            if each.guard is not None:
-                self.to.guard = self.registers[each.guard.number], each.negated
-            parts = each.parts
-            HANDLERS.get(parts[0], _operation)(self, each, parts)
+            if instruction.guard is not None:
+                self.to.guard = self.registers[instruction.guard.number], instruction.negated
+            parts = instruction.parts
+            HANDLERS.get(parts[0], _operation)(self, instruction, parts)
         self.to.guard = None
         starts.append(self.code.count)
         if not self.code.ends.get(self.code.count - 1):
@@ -127,10 +127,10 @@ class Decoder:
             first = number * (FIELDS + AUX)
             self.code.words[first + 8 : first + 10] = [target, meet[number]]
 
-    def unknown(self, each: Instruction, why: str = "") -> PtxError:
+    def unknown(self, instruction: Instruction, why: str = "") -> PtxError:
         return PtxError(
-            f"{self.function.name}, line {each.line}: the PTX machine does not know "
-            f"{each.text!r}{why}"
+            f"{self.function.name}, line {instruction.line}: the PTX machine does not know "
+            f"{instruction.text!r}{why}"
         )
 
     def reg(self, operand: Operand, type: str) -> Reg:
@@ -169,11 +169,11 @@ class Decoder:
 
     def exact(self, operand: Operand, type: str) -> list[Reg]:
         """As `parts`, of instructions whose registers must be as wide as the type."""
-        found = self.parts(operand, type)
+        registers = self.parts(operand, type)
         wanted = 1 if type == "pred" else BITS[type]
-        if any(r.bits != wanted for r in found):
+        if any(r.bits != wanted for r in registers):
             raise PtxError(f"line {self.to.line}: an operand is not of {wanted} bits")
-        return found
+        return registers
 
     def place(self, operand: Operand) -> Reg:
         """An address in a register of 64 bits."""
@@ -201,29 +201,29 @@ class Decoder:
 
 
 @handles("bra")
-def _branch(d: Decoder, each: Instruction, parts: list[str]) -> None:
-    target = each.operands[-1]
+def _branch(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
+    target = instruction.operands[-1]
     if not isinstance(target, Symbol):
-        raise d.unknown(each)
+        raise d.unknown(instruction)
     d.code.targets[d.code.count] = target.name
-    if each.guard is None:
+    if instruction.guard is None:
         d.code.ends[d.code.count] = True
     d.to.emit("BRANCH")
 
 
 @handles("ret", "exit")
-def _exit(d: Decoder, each: Instruction, parts: list[str]) -> None:
-    d.code.ends[d.code.count] = each.guard is None
+def _exit(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
+    d.code.ends[d.code.count] = instruction.guard is None
     d.to.emit("EXIT")
 
 
 @handles("trap", "brkpt")
-def _trap(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _trap(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     d.to.emit("TRAP")
 
 
 @handles("fence")
-def _fence(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _fence(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     if parts[1:3] == ["proxy", "async"]:
         d.to.emit("PROXY_FENCE")
     else:
@@ -231,72 +231,76 @@ def _fence(d: Decoder, each: Instruction, parts: list[str]) -> None:
 
 
 @handles("membar", "prefetch", "prefetchu", "nanosleep", "pmevent", "griddepcontrol")
-def _nothing(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _nothing(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     d.to.emit("NOTHING")
 
 
 @handles("bar", "barrier")
-def _barrier(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _barrier(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     parts = [p for p in parts if p != "cta"]
     if parts[1] == "cluster":
-        _cluster_barrier(d, each, parts)
+        _cluster_barrier(d, instruction, parts)
         return
     if parts[1] == "warp":
-        d.to.emit("MEET", [], [d.reg(each.operands[0], "b32")])
+        d.to.emit("MEET", [], [d.reg(instruction.operands[0], "b32")])
         return
     aligned = int(parts[0] == "bar" or "aligned" in parts)
     if parts[1] == "red":
         kind = ("popc", "and", "or").index(parts[2]) + 1
-        result = d.reg(each.operands[0], "b32" if kind == 1 else "pred")
-        given = [d.reg(o, "b32") for o in each.operands[1:-1]]
-        holds = d.reg(each.operands[-1], "pred")
+        result = d.reg(instruction.operands[0], "b32" if kind == 1 else "pred")
+        given = [d.reg(o, "b32") for o in instruction.operands[1:-1]]
+        holds = d.reg(instruction.operands[-1], "pred")
         aux = (int(len(given) > 1), kind, 0)
         d.to.emit("BARRIER", [result], [*given, holds], *aux, aligned=aligned)
         return
     if parts[1] not in ("sync", "arrive"):
-        raise d.unknown(each)
-    given = [d.reg(o, "b32") for o in each.operands]
+        raise d.unknown(instruction)
+    given = [d.reg(o, "b32") for o in instruction.operands]
     aux = (int(len(given) > 1), 0, int(parts[1] == "arrive"))
     d.to.emit("BARRIER", [], given, *aux, aligned=aligned)
 
 
-def _cluster_barrier(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _cluster_barrier(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     aligned = int("aligned" in parts)
     if parts[2] == "arrive":
         d.to.emit("CLUSTER_ARRIVE", [], [], int("relaxed" not in parts), aligned=aligned)
     elif parts[2] == "wait":
         d.to.emit("CLUSTER_WAIT", aligned=aligned)
     else:
-        raise d.unknown(each)
+        raise d.unknown(instruction)
 
 
 @handles("elect")
-def _elect(d: Decoder, each: Instruction, parts: list[str]) -> None:
-    if parts[1] != "sync" or not isinstance(each.operands[0], Vector):
-        raise d.unknown(each)
-    d.to.emit("ELECT", _with_predicate(d, each.operands[0]), [d.reg(each.operands[1], "b32")])
+def _elect(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
+    if parts[1] != "sync" or not isinstance(instruction.operands[0], Vector):
+        raise d.unknown(instruction)
+    d.to.emit(
+        "ELECT",
+        _with_predicate(d, instruction.operands[0]),
+        [d.reg(instruction.operands[1], "b32")],
+    )
 
 
 @handles("setmaxnreg")
-def _registers(d: Decoder, each: Instruction, parts: list[str]) -> None:
-    count = each.operands[0]
+def _registers(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
+    count = instruction.operands[0]
     if (
         parts[1] not in ("inc", "dec") or parts[2:] != ["sync", "aligned", "u32"]
         or not isinstance(count, Immediate) or count.value % 8 or not 24 <= count.value <= 256
     ):  # fmt: skip
-        raise d.unknown(each, "; it takes a multiple of 8 from 24 to 256")
+        raise d.unknown(instruction, "; it takes a multiple of 8 from 24 to 256")
     d.to.emit("NOTHING", aligned=2)
 
 
 @handles("mapa")
-def _mapped(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _mapped(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     """An address in the shared memory of another block of the cluster."""
     if parts[1] != "shared::cluster":
-        raise d.unknown(each, "; it takes .shared::cluster")
+        raise d.unknown(instruction, "; it takes .shared::cluster")
     type = parts[2]
-    result, given = d.reg(each.operands[0], type), d.reg(each.operands[1], type)
+    result, given = d.reg(instruction.operands[0], type), d.reg(instruction.operands[1], type)
     rank, place = d.to.register(32), d.to.register(32)
-    d.to.operate("add.u32", rank, [d.reg(each.operands[2], "u32"), d.to.constant(1, 32)])
+    d.to.operate("add.u32", rank, [d.reg(instruction.operands[2], "u32"), d.to.constant(1, 32)])
     d.to.operate("shl.b32", place, [rank, d.to.constant(BLOCK_SHIFT, 32)])
     if type == "u64":
         place = d.wide(place)
@@ -304,13 +308,13 @@ def _mapped(d: Decoder, each: Instruction, parts: list[str]) -> None:
 
 
 @handles("shfl")
-def _shuffle(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _shuffle(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     if parts[1] != "sync":
-        raise d.unknown(each, "; it lacks .sync")
-    results = _with_predicate(d, each.operands[0])
-    given = [*itertools.chain(*(d.exact(o, "b32") for o in each.operands[1:]))]
+        raise d.unknown(instruction, "; it lacks .sync")
+    results = _with_predicate(d, instruction.operands[0])
+    given = [*itertools.chain(*(d.exact(o, "b32") for o in instruction.operands[1:]))]
     if len(given) != 4:
-        raise d.unknown(each, "; it takes 4 operands")
+        raise d.unknown(instruction, "; it takes 4 operands")
     d.to.emit("SHUFFLE", results, given, SHUFFLES.index(parts[2]))
 
 
@@ -323,49 +327,49 @@ def _with_predicate(d: Decoder, operand: Operand) -> list[Reg]:
 
 
 @handles("vote")
-def _vote(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _vote(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     if parts[1] != "sync":
-        raise d.unknown(each, "; it lacks .sync")
+        raise d.unknown(instruction, "; it lacks .sync")
     kind = VOTES.index(parts[2])
-    result = d.reg(each.operands[0], "b32" if parts[2] == "ballot" else "pred")
-    given = [d.reg(each.operands[1], "pred"), d.reg(each.operands[2], "b32")]
+    result = d.reg(instruction.operands[0], "b32" if parts[2] == "ballot" else "pred")
+    given = [d.reg(instruction.operands[1], "pred"), d.reg(instruction.operands[2], "b32")]
     d.to.emit("VOTE", [result], given, kind)
 
 
 @handles("match")
-def _match(d: Decoder, each: Instruction, parts: list[str]) -> None:
-    results = _with_predicate(d, each.operands[0])
-    given = [*d.exact(each.operands[1], parts[3]), *d.exact(each.operands[2], "b32")]
+def _match(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
+    results = _with_predicate(d, instruction.operands[0])
+    given = [*d.exact(instruction.operands[1], parts[3]), *d.exact(instruction.operands[2], "b32")]
     d.to.emit("MATCH", results, given, int(parts[1] == "any"), SIZES[parts[3]])
 
 
 @handles("redux")
-def _reduce(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _reduce(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     if parts[3] not in ATOMIC_TYPES:
-        raise d.unknown(each)
-    given = [d.reg(o, "b32") for o in each.operands[1:]]
+        raise d.unknown(instruction)
+    given = [d.reg(o, "b32") for o in instruction.operands[1:]]
     aux = (0, 4, 0, ATOMIC_TYPES[parts[3]], 0, 0, 0, ATOMICS.index(parts[2]))
-    d.to.emit("REDUCE", [d.reg(each.operands[0], "b32")], given, *aux)
+    d.to.emit("REDUCE", [d.reg(instruction.operands[0], "b32")], given, *aux)
 
 
 @handles("activemask")
-def _active(d: Decoder, each: Instruction, parts: list[str]) -> None:
-    d.to.emit("ACTIVE", [d.reg(each.operands[0], "b32")])
+def _active(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
+    d.to.emit("ACTIVE", [d.reg(instruction.operands[0], "b32")])
 
 
 @handles("cvta")
-def _converted_address(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _converted_address(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     to_space = parts[1] == "to"
     space = parts[2 if to_space else 1]
     window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space, 0)
-    result, given = d.reg(each.operands[0], "b64"), d.reg(each.operands[1], "b64")
+    result, given = d.reg(instruction.operands[0], "b64"), d.reg(instruction.operands[1], "b64")
     sign = "sub" if to_space else "add"
     d.to.operate(f"{sign}.u64", result, [given, d.to.constant(window, 64)])
 
 
 @handles("mov")
-def _move(d: Decoder, each: Instruction, parts: list[str]) -> None:
-    to, given = each.operands
+def _move(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
+    to, given = instruction.operands
     type = parts[1]
     if isinstance(to, Vector) or isinstance(given, Vector):
         pieces = to if isinstance(to, Vector) else given
@@ -386,28 +390,28 @@ def _move(d: Decoder, each: Instruction, parts: list[str]) -> None:
 
 
 @handles("setp")
-def _compare(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _compare(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     """Compares; `setp.lt.and.f32 p|q, a, b, c` joins another predicate, and has two results."""
     joined = parts[2] if parts[2] in ("and", "or", "xor") else None
     type = parts[-1]
     name = f"setp.{parts[1]}.{type}"
     if name not in OPERATIONS:
-        raise d.unknown(each)
-    results = d.parts(each.operands[0], "pred")
-    given = [d.reg(o, type) for o in each.operands[1:3]]
+        raise d.unknown(instruction)
+    results = d.parts(instruction.operands[0], "pred")
+    given = [d.reg(o, type) for o in instruction.operands[1:3]]
     if "ftz" in parts:
         given = [_flushed(d, register) for register in given]
     if joined is None and len(results) == 1:
         d.to.operate(name, results[0], given)
         return
-    found, opposite = d.to.register(1), d.to.register(1)
-    d.to.operate(name, found, given)
-    d.to.emit("not.pred", [opposite], [found])
-    for result, holds in zip(results, (found, opposite)):
+    holds_first, opposite = d.to.register(1), d.to.register(1)
+    d.to.operate(name, holds_first, given)
+    d.to.emit("not.pred", [opposite], [holds_first])
+    for result, holds in zip(results, (holds_first, opposite)):
         if joined is None:
             d.to.emit("mov.pred", [result], [holds])
         else:
-            d.to.emit(f"{joined}.pred", [result], [holds, d.reg(each.operands[3], "pred")])
+            d.to.emit(f"{joined}.pred", [result], [holds, d.reg(instruction.operands[3], "pred")])
 
 
 def _flushed(d: Decoder, register: Reg) -> Reg:
@@ -417,16 +421,16 @@ def _flushed(d: Decoder, register: Reg) -> Reg:
     return made
 
 
-def _operation(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _operation(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     """An operation of each lane, by the name that the table has for its opcode."""
     name = next((n for n in _names(parts) if n in OPERATIONS), None)
     if name is None:
-        raise d.unknown(each)
+        raise d.unknown(instruction)
     operation = OPERATIONS[name]
-    given = [d.reg(o, t) for o, t in zip(each.operands[1:], operation.operands)]
-    if len(given) != len(operation.operands) or len(each.operands) != len(given) + 1:
-        raise d.unknown(each, f"; it takes {len(operation.operands)} operands")
-    d.to.operate(name, d.reg(each.operands[0], operation.result), given)
+    given = [d.reg(o, t) for o, t in zip(instruction.operands[1:], operation.operands)]
+    if len(given) != len(operation.operands) or len(instruction.operands) != len(given) + 1:
+        raise d.unknown(instruction, f"; it takes {len(operation.operands)} operands")
+    d.to.operate(name, d.reg(instruction.operands[0], operation.result), given)
 
 
 def _names(parts: list[str]) -> list[str]:

@@ -14,13 +14,13 @@ ORDERS = ("release", "relaxed", "acquire", "cta", "cluster", "shared", "b64")
 
 
 @handles("mbarrier")
-def _mbarrier(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _mbarrier(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     names = [p for p in parts[1:] if p.split("::")[0] not in ORDERS]
-    what, operands = ".".join(names), list(each.operands)
+    what, operands = ".".join(names), list(instruction.operands)
     if what not in PHASES:
-        raise d.unknown(each)
+        raise d.unknown(instruction)
     if "shared" not in [p.split("::")[0] for p in parts]:
-        raise d.unknown(each, "; it takes .shared")
+        raise d.unknown(instruction, "; it takes .shared")
     d.code.shared_width = min(d.code.shared_width, 8)
     results: list[Reg] = []
     if what.endswith(("wait", "parity")):
@@ -33,30 +33,30 @@ def _mbarrier(d: Decoder, each: Instruction, parts: list[str]) -> None:
         results = d.exact(first, "b64") if isinstance(first, Register) else []
     wanted = {"init": (2,), "inval": (1,), "arrive": (1, 2), "arrive_drop": (1,)}.get(what, (2,))
     if len(operands) not in wanted:
-        raise d.unknown(each, f"; it takes {wanted} operands")
+        raise d.unknown(instruction, f"; it takes {wanted} operands")
     given = [d.place(operands[0]), *(r for o in operands[1:] for r in d.exact(o, "b32"))]
     d.to.emit("PHASE", results, given, PHASES.index(what))
 
 
-def arrival_with_copies(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def arrival_with_copies(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     """cp.async.mbarrier.arrive.noinc: an arrival once a thread's copies so far are there."""
     names = [p.split("::")[0] for p in parts[3:]]
-    if names != ["arrive", "noinc", "shared", "b64"] or len(each.operands) != 1:
-        raise d.unknown(each, "; it takes .arrive.noinc.shared.b64")
+    if names != ["arrive", "noinc", "shared", "b64"] or len(instruction.operands) != 1:
+        raise d.unknown(instruction, "; it takes .arrive.noinc.shared.b64")
     d.code.shared_width = min(d.code.shared_width, 8)
-    d.to.emit("ARRIVE_WITH_COPIES", [], [d.place(each.operands[0])])
+    d.to.emit("ARRIVE_WITH_COPIES", [], [d.place(instruction.operands[0])])
 
 
-def bulk_copy(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def bulk_copy(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     """cp.async.bulk, with .tensor or not."""
     kind = parts[3]
     if kind == "commit_group":
         d.to.emit("COMMIT_BULK")
         return
     if kind == "wait_group":
-        left = each.operands[0]
+        left = instruction.operands[0]
         if not isinstance(left, Immediate):
-            raise d.unknown(each)
+            raise d.unknown(instruction)
         d.to.emit("WAIT_BULK", [], [], left.value)
         return
     if kind == "prefetch":
@@ -67,45 +67,52 @@ def bulk_copy(d: Decoder, each: Instruction, parts: list[str]) -> None:
     if spaces != (["shared", "global"] if counted else ["global", "shared"]) or (
         not counted and "bulk_group" not in parts
     ):
-        raise d.unknown(each)
-    operands = list(each.operands)
+        raise d.unknown(instruction)
+    operands = list(instruction.operands)
     if "L2::cache_hint" in parts:
         operands.pop()
     multicast = "multicast::cluster" in parts
     d.code.shared_width = min(d.code.shared_width, 16)
     d.code.global_width = min(d.code.global_width, 16)
     if kind == "tensor":
-        _tensor(d, each, parts, operands, counted, multicast)
+        _tensor(d, instruction, parts, operands, counted, multicast)
         return
     to, source, size, *rest = operands
     near, far = (to, source) if counted else (source, to)
-    given = [d.place(near), d.place(far), d.reg(size, "b32"), *_counted(d, each, rest, multicast)]
+    given = [
+        d.place(near),
+        d.place(far),
+        d.reg(size, "b32"),
+        *_counted(d, instruction, rest, multicast),
+    ]
     d.to.emit("BULK_COPY", [], given, int(not counted), 0, int(multicast))
 
 
 def _tensor(
-    d: Decoder, each: Instruction, parts: list[str], operands: list[Operand], counted: bool,
+    d: Decoder, instruction: Instruction, parts: list[str], operands: list[Operand], counted: bool,
     multicast: bool,
 ) -> None:  # fmt: skip
     rank = re.fullmatch(r"([1-5])d", parts[4])
     near, box, *rest = operands if counted else [operands[1], operands[0], *operands[2:]]
     known = "im2col" not in parts and "im2col_no_offs" not in parts
     if rank is None or not isinstance(box, BoxAddress) or not known:
-        raise d.unknown(each)
+        raise d.unknown(instruction)
     at = d.exact(box.at, "b32")
     if len(at) != int(rank[1]):
-        raise d.unknown(each, f"; it takes {rank[1]} coordinates")
+        raise d.unknown(instruction, f"; it takes {rank[1]} coordinates")
     given = [d.place(near), d.wide(d.reg(box.base, "b64")), *at]
-    given += _counted(d, each, rest, multicast)
+    given += _counted(d, instruction, rest, multicast)
     d.to.emit("BULK_TENSOR", [], given, int(not counted), int(rank[1]), int(multicast))
 
 
-def _counted(d: Decoder, each: Instruction, rest: list[Operand], multicast: bool) -> list[Reg]:
+def _counted(
+    d: Decoder, instruction: Instruction, rest: list[Operand], multicast: bool
+) -> list[Reg]:
     """The mbarrier, and the blocks that a copy goes to."""
     if not rest:
         return []
     if len(rest) != 1 + multicast:
-        raise d.unknown(each)
+        raise d.unknown(instruction)
     given = [d.place(rest[0])]
     for operand in rest[1:]:
         blocks = d.to.register(32)

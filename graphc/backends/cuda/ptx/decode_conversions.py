@@ -19,24 +19,24 @@ from graphc.backends.cuda.ptx.text import Instruction
 
 
 @handles("cvt")
-def _convert(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _convert(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     *how, target, source = parts[1:]
     if source == "f32" and target in ("f16", "bf16", "f16x2", "bf16x2"):
         how = [h for h in how if h != "ftz"]  # what is flushed is less than they can hold
     direct = ".".join(["cvt", *how, target, source])
     if direct in OPERATIONS:
-        given = [d.reg(o, source) for o in each.operands[1:]]
+        given = [d.reg(o, source) for o in instruction.operands[1:]]
         if len(given) != len(OPERATIONS[direct].operands):
-            raise d.unknown(each)
-        d.to.operate(direct, d.reg(each.operands[0], target), given)
+            raise d.unknown(instruction)
+        d.to.operate(direct, d.reg(instruction.operands[0], target), given)
         return
     names = _way(how, target, source)
     if any(name not in OPERATIONS for name in names):
-        raise d.unknown(each)
-    value = d.reg(each.operands[1], source)
+        raise d.unknown(instruction)
+    value = d.reg(instruction.operands[1], source)
     for name in names[:-1]:
         value = _step(d, name, value)
-    d.to.operate(names[-1], d.reg(each.operands[0], target), [value])
+    d.to.operate(names[-1], d.reg(instruction.operands[0], target), [value])
 
 
 def _step(d: Decoder, name: str, value: Reg) -> Reg:

@@ -16,15 +16,15 @@ ALL = 2  # lanes of a warp must be there
 
 
 @handles("ldmatrix", "stmatrix")
-def _matrices(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _matrices(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     loads = parts[0] == "ldmatrix"
     if "m8n8" not in parts or parts[-1] != "b16":
-        raise d.unknown(each)
-    registers = d.exact(each.operands[1 - loads], "b32")
-    base, offset = d.address(each.operands[loads])
+        raise d.unknown(instruction)
+    registers = d.exact(instruction.operands[1 - loads], "b32")
+    base, offset = d.address(instruction.operands[loads])
     count = next((int(p[1:]) for p in parts if re.fullmatch(r"x[124]", p)), 0)
     if count != len(registers):
-        raise d.unknown(each, f"; it has {len(registers)} registers for {count} matrices")
+        raise d.unknown(instruction, f"; it has {len(registers)} registers for {count} matrices")
     space = SHARED if any(p.startswith("shared") for p in parts) else 0
     aux = (space, int("trans" in parts), 0, 0, offset, base.bits // 8)
     if loads:
@@ -34,7 +34,7 @@ def _matrices(d: Decoder, each: Instruction, parts: list[str]) -> None:
 
 
 @handles("mma")
-def _mma(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _mma(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     shape = re.fullmatch(r"m(\d+)n8k(\d+)", parts[3])
     a, b = parts[-3:-1]
     wide = {"f32": "f32", "s32": "s32", "f16": "f16"}
@@ -43,63 +43,63 @@ def _mma(d: Decoder, each: Instruction, parts: list[str]) -> None:
         or a not in TYPES or b not in TYPES or parts[6] not in wide or parts[-1] != parts[6]
         or len(parts) != 10
     ):  # fmt: skip
-        raise d.unknown(each)
+        raise d.unknown(instruction)
     rows, words = int(shape[1]), int(shape[2]) // PER_WORD[a]
-    if len(each.operands) != 4:
-        raise d.unknown(each, "; it takes 4 operands")
-    results, left, right, sums = (d.exact(o, "b32") for o in each.operands)
+    if len(instruction.operands) != 4:
+        raise d.unknown(instruction, "; it takes 4 operands")
+    results, left, right, sums = (d.exact(o, "b32") for o in instruction.operands)
     half = parts[6] == "f16"
     counts = (rows * 8 // 32 // (1 + half), rows * words // 32, words * 8 // 32)
     given = tuple(map(len, (results, left, right)))
     if given != counts or len(sums) != counts[0]:
-        raise d.unknown(each, f"; its operands must have {counts} registers, found {given}")
+        raise d.unknown(instruction, f"; its operands must have {counts} registers, found {given}")
     aux = (rows, words, TYPES[a], TYPES[b], counts[1], counts[2], int(half))
     d.to.emit("MMA", results, [*left, *right, *sums], *aux, aligned=ALL)
 
 
 @handles("wgmma")
-def _wgmma(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _wgmma(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     kind = parts[1]
     plain = {"fence": "WGMMA_FENCE", "commit_group": "WGMMA_COMMIT", "wait_group": "WGMMA_WAIT"}
     if parts[2:4] != ["sync", "aligned"]:
-        raise d.unknown(each, "; it lacks .sync.aligned")
+        raise d.unknown(instruction, "; it lacks .sync.aligned")
     if kind in plain:
-        given = [o.value for o in each.operands if isinstance(o, Immediate)]
+        given = [o.value for o in instruction.operands if isinstance(o, Immediate)]
         d.to.emit(plain[kind], [], [], *given, aligned=ALL)
         return
     shape = re.fullmatch(r"m64n(\d+)k(\d+)", parts[4])
     if kind != "mma_async" or shape is None or len(parts) != 8:
-        raise d.unknown(each)
+        raise d.unknown(instruction)
     sum, a, b = parts[5:]
     columns, depth = int(shape[1]), int(shape[2])
     valid = a in TYPES and b in TYPES and sum == ("s32" if a in ("s8", "u8") else "f32")
     if not valid or depth != 8 * PER_WORD[a] or columns % 8 or columns > 256:
-        raise d.unknown(each)
-    _product(d, each, columns, (TYPES[a], TYPES[b]), sum == "f32")
+        raise d.unknown(instruction)
+    _product(d, instruction, columns, (TYPES[a], TYPES[b]), sum == "f32")
 
 
 def _product(
-    d: Decoder, each: Instruction, columns: int, types: tuple[int, int], is_float: bool
+    d: Decoder, instruction: Instruction, columns: int, types: tuple[int, int], is_float: bool
 ) -> None:
-    if len(each.operands) < 4:
-        raise d.unknown(each, "; it takes 4 operands at least")
-    first, left, right, scale, *rest = each.operands
+    if len(instruction.operands) < 4:
+        raise d.unknown(instruction, "; it takes 4 operands at least")
+    first, left, right, scale, *rest = instruction.operands
     sums = d.exact(first, "b32")
     if len(sums) != columns // 2:
-        raise d.unknown(each, f"; it must have {columns // 2} sums, found {len(sums)}")
+        raise d.unknown(instruction, f"; it must have {columns // 2} sums, found {len(sums)}")
     held = isinstance(left, Vector)
     operands: list[Reg] = [*sums, *d.exact(left, "b32" if held else "b64"), *d.exact(right, "b64")]
     if held and len(operands) != len(sums) + 5:
-        raise d.unknown(each, "; rows in registers are 4 words")
+        raise d.unknown(instruction, "; rows in registers are 4 words")
     numbers = [o.value for o in rest if isinstance(o, Immediate)]
     if len(numbers) != len(rest):
-        raise d.unknown(each)
+        raise d.unknown(instruction)
     signs, across = (numbers[:2], numbers[2:]) if is_float else ([1, 1], [])
     across = [0, *across] if held and across else across
     if any(s not in (1, -1) for s in signs) or any(x not in (0, 1) for x in across):
-        raise d.unknown(each, "; scales are 1 or -1, transposes 0 or 1")
+        raise d.unknown(instruction, "; scales are 1 or -1, transposes 0 or 1")
     if len(signs) != 2 or (any(across) and types[0] > 1):
-        raise d.unknown(each)
+        raise d.unknown(instruction)
     scale_d = _scale(d, scale, operands)
     aux = (
         columns, *types, int(held), scale_d, int(signs[0] < 0) + 2 * int(signs[1] < 0),

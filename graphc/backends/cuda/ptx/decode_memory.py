@@ -40,9 +40,9 @@ def _aux(parts: list[str], registers: list[Reg], address: tuple[Reg, int]) -> li
 
 
 @handles("ld", "ldu")
-def _load(d: Decoder, each: Instruction, parts: list[str]) -> None:
-    results = d.parts(each.operands[0], parts[-1])
-    address = each.operands[1]
+def _load(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
+    results = d.parts(instruction.operands[0], parts[-1])
+    address = instruction.operands[1]
     if "param" in parts and isinstance(address, Address):
         base = address.base
         if isinstance(base, Register):
@@ -54,11 +54,11 @@ def _load(d: Decoder, each: Instruction, parts: list[str]) -> None:
             signed = int(parts[-1][0] == "s")
             d.to.emit("PARAMETER", results, [], 0, SIZES[parts[-1]], width, signed, offset)
             return
-        raise d.unknown(each)
-    found = d.address(address)
-    aux = _aux(parts, results, found)
+        raise d.unknown(instruction)
+    base = d.address(address)
+    aux = _aux(parts, results, base)
     _seen(d, aux[0], SIZES[parts[-1]] * len(results))
-    d.to.emit("LOAD", results, [found[0]], *aux)
+    d.to.emit("LOAD", results, [base[0]], *aux)
 
 
 def _plain_move(d: Decoder, register: Register) -> str:
@@ -66,21 +66,21 @@ def _plain_move(d: Decoder, register: Register) -> str:
 
 
 @handles("st")
-def _store(d: Decoder, each: Instruction, parts: list[str]) -> None:
-    values = d.parts(each.operands[1], parts[-1])
-    address = each.operands[0]
+def _store(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
+    values = d.parts(instruction.operands[1], parts[-1])
+    address = instruction.operands[0]
     if "param" in parts:
         if not isinstance(address, Address) or not isinstance(address.base, Register):
-            raise d.unknown(each)
+            raise d.unknown(instruction)
         to = d.reg(address.base, parts[-1])
         d.to.operate(_plain_move(d, address.base), to, values)
         return
     width = max(v.bits for v in values)
     values = [_as_wide(d, v, width) for v in values]
-    found = d.address(address)
-    aux = _aux(parts, values, found)
+    base = d.address(address)
+    aux = _aux(parts, values, base)
     _seen(d, aux[0], SIZES[parts[-1]] * len(values))
-    d.to.emit("STORE", [], [found[0], *values], *aux)
+    d.to.emit("STORE", [], [base[0], *values], *aux)
 
 
 def _as_wide(d: Decoder, register: Reg, bits: int) -> Reg:
@@ -92,17 +92,17 @@ def _as_wide(d: Decoder, register: Reg, bits: int) -> Reg:
 
 
 @handles("atom", "red")
-def _atomic(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _atomic(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     type = parts[-1]
     how = next((p for p in parts if p in ATOMICS), None)
     if how is None or type not in ATOMIC_TYPES:
-        raise d.unknown(each)
-    operands = list(each.operands)
+        raise d.unknown(instruction)
+    operands = list(instruction.operands)
     results = [d.reg(operands.pop(0), type)] if parts[0] == "atom" else []
     base, offset = d.address(operands[0])
     values = [r for o in operands[1:] for r in d.exact(o, type)]
     if len(values) != (2 if how == "cas" else 1):
-        raise d.unknown(each)
+        raise d.unknown(instruction)
     space, size = _space(parts), SIZES[type]
     _seen(d, space, size)
     aux = (space, size, size, ATOMIC_TYPES[type], offset, base.bits // 8, 0, ATOMICS.index(how))
@@ -110,31 +110,35 @@ def _atomic(d: Decoder, each: Instruction, parts: list[str]) -> None:
 
 
 @handles("cp")
-def _copy(d: Decoder, each: Instruction, parts: list[str]) -> None:
+def _copy(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     kind = parts[2]
     if parts[1] == "async" and kind == "bulk":
-        bulk_copy(d, each, parts)
+        bulk_copy(d, instruction, parts)
         return
     if parts[1] == "async" and kind == "mbarrier":
-        arrival_with_copies(d, each, parts)
+        arrival_with_copies(d, instruction, parts)
         return
     if parts[1] != "async":
-        raise d.unknown(each)
+        raise d.unknown(instruction)
     if kind == "commit_group":
         d.to.emit("COMMIT_COPIES")
         return
     if kind in ("wait_group", "wait_all"):
-        left = each.operands[0].value if kind == "wait_group" and isinstance(
-            each.operands[0], Immediate
+        left = instruction.operands[0].value if kind == "wait_group" and isinstance(
+            instruction.operands[0], Immediate
         ) else -1  # fmt: skip
         d.to.emit("WAIT_COPIES", [], [], left)
         return
-    to, at = d.address(each.operands[0])
-    source, offset = d.address(each.operands[1])
-    size = each.operands[2]
-    if not isinstance(size, Immediate) or size.value not in (4, 8, 16) or len(each.operands) > 4:
-        raise d.unknown(each)
-    given = [_as_wide(d, to, 32), source, *(d.reg(o, "b32") for o in each.operands[3:])]
+    to, at = d.address(instruction.operands[0])
+    source, offset = d.address(instruction.operands[1])
+    size = instruction.operands[2]
+    if (
+        not isinstance(size, Immediate)
+        or size.value not in (4, 8, 16)
+        or len(instruction.operands) > 4
+    ):
+        raise d.unknown(instruction)
+    given = [_as_wide(d, to, 32), source, *(d.reg(o, "b32") for o in instruction.operands[3:])]
     _seen(d, SHARED, size.value)
     _seen(d, GLOBAL, size.value)
     d.to.emit("COPY", [], given, 0, size.value, 0, offset, at)

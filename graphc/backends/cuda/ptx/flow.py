@@ -20,10 +20,10 @@ def joins(count: int, targets: Mapping[int, int], ends: Mapping[int, bool]) -> d
     end = len(firsts)
     followers: list[list[int]] = []
     for last in lasts:
-        found = [] if ends.get(last) else [number.get(last + 1, end)]
-        found += [number.get(targets[last], end)] if last in targets else []
-        found += [end] if last in ends and last not in targets else []
-        followers.append(found)
+        after = [] if ends.get(last) else [number.get(last + 1, end)]
+        after += [number.get(targets[last], end)] if last in targets else []
+        after += [end] if last in ends and last not in targets else []
+        followers.append(after)
     parents = post_dominators(followers, end)
     block_of = dict(zip(lasts, range(len(lasts))))
     places = {branch: parents[block_of[branch]] for branch in targets}

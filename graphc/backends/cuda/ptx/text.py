@@ -163,9 +163,9 @@ class Module:
                 self.heads[head["name"]], self.ends[head["name"]] = head, place
         outside.append(self.text[place:])
         for piece in "".join(outside).split(";"):
-            found = _VARIABLE.search(piece.strip())
-            if found:
-                self.variables.append(_variable(found))
+            variable = _VARIABLE.search(piece.strip())
+            if variable:
+                self.variables.append(_variable(variable))
 
     def kernels(self) -> list[str]:
         return [name for name, head in self.heads.items() if head["kind"] == "entry"]
@@ -198,35 +198,37 @@ def _closing(text: str, place: int) -> int:
 
 
 def _cluster(directives: str) -> int:
-    found = re.search(r"\.reqnctapercluster\s+(\d+)((?:\s*,\s*\d+)*)", directives)
-    if found is None:
+    directive = re.search(r"\.reqnctapercluster\s+(\d+)((?:\s*,\s*\d+)*)", directives)
+    if directive is None:
         return 1
-    if any(int(n) != 1 for n in re.findall(r"\d+", found[2])):
-        raise PtxError(f"the machine knows clusters along x alone, found {found[0]!r}")
-    return int(found[1])
+    if any(int(n) != 1 for n in re.findall(r"\d+", directive[2])):
+        raise PtxError(f"the machine knows clusters along x alone, found {directive[0]!r}")
+    return int(directive[1])
 
 
 def _parameters(text: str | None) -> list[tuple[str, str]]:
-    found = []
-    for each in (text or "").split(","):
-        match = _PARAMETER.search(each.strip())
+    parameters = []
+    for parameter in (text or "").split(","):
+        match = _PARAMETER.search(parameter.strip())
         if match:
-            found.append((match[2], match[1] if match[3] is None else f"b8x{match[3]}"))
-    return found
+            parameters.append((match[2], match[1] if match[3] is None else f"b8x{match[3]}"))
+    return parameters
 
 
-def _variable(found: re.Match[str]) -> Variable:
-    size = SIZES[found["type"]]
-    extent = found["extent"]
-    external = "extern" in found["linkage"]
+def _variable(declared: re.Match[str]) -> Variable:
+    size = SIZES[declared["type"]]
+    extent = declared["extent"]
+    external = "extern" in declared["linkage"]
     count = 1 if extent is None else int(extent[1:-1] or 0)
     contents = b""
-    if found["values"]:
-        listed = [_number(v).value for v in re.findall(r"[^\s{},]+", found["values"])]
+    if declared["values"]:
+        listed = [_number(v).value for v in re.findall(r"[^\s{},]+", declared["values"])]
         contents = b"".join((v & (1 << 8 * size) - 1).to_bytes(size, "little") for v in listed)
         count = max(count, len(listed))
-    alignment = int(found["alignment"] or size)
-    return Variable(found["name"], found["space"], alignment, size * count, contents, external)
+    alignment = int(declared["alignment"] or size)
+    return Variable(
+        declared["name"], declared["space"], alignment, size * count, contents, external
+    )
 
 
 def _number(text: str) -> Immediate:
@@ -284,11 +286,11 @@ class _Body:
         first, labels = self.inner.pop()
         instructions = self.function.instructions
         for number in range(first, len(instructions) if labels else first):
-            each = instructions[number]
-            target = each.operands[-1] if each.opcode.startswith("bra") else None
+            instruction = instructions[number]
+            target = instruction.operands[-1] if instruction.opcode.startswith("bra") else None
             if isinstance(target, Symbol) and target.name in labels:
                 operands = (Symbol(labels[target.name]),)
-                instructions[number] = replace(each, operands=operands)
+                instructions[number] = replace(instruction, operands=operands)
 
     def _trimmed(self, text: str) -> str:
         rest = text.lstrip()
@@ -299,10 +301,10 @@ class _Body:
         if text.startswith(".reg"):
             self._declare(text)
         elif text.startswith(".param"):
-            found = _PARAMETER.search(text)
-            if found is None or found[3]:
+            parameter = _PARAMETER.search(text)
+            if parameter is None or parameter[3]:
                 raise PtxError(f"line {self.line}: the machine does not know {text!r}")
-            self._register(found[2], found[1])
+            self._register(parameter[2], parameter[1])
         elif text.startswith("."):
             variable = _VARIABLE.match(text)
             if variable:
@@ -313,16 +315,16 @@ class _Body:
             self._instruction(text)
 
     def _declare(self, text: str) -> None:
-        found = _REGISTERS.match(text)
-        if found is None:
+        declared = _REGISTERS.match(text)
+        if declared is None:
             raise PtxError(f"line {self.line}: cannot read {text!r}")
-        for name in (n.strip() for n in found[2].split(",")):
+        for name in (n.strip() for n in declared[2].split(",")):
             many = re.fullmatch(r"(%?[\w$]+)<(\d+)>", name)
             if many:
                 for number in range(int(many[2])):
-                    self._register(f"{many[1]}{number}", found[1])
+                    self._register(f"{many[1]}{number}", declared[1])
             else:
-                self._register(name, found[1])
+                self._register(name, declared[1])
 
     def _register(self, name: str, type: str) -> None:
         made = Register(name, type, len(self.function.registers))
@@ -330,15 +332,15 @@ class _Body:
         self.scopes[-1][name] = made
 
     def _instruction(self, text: str) -> None:
-        found = _INSTRUCTION.match(text)
-        if found is None:
+        matched = _INSTRUCTION.match(text)
+        if matched is None:
             raise PtxError(f"line {self.line}: cannot read {text!r}")
-        guard = self._named(found[2]) if found[2] else None
+        guard = self._named(matched[2]) if matched[2] else None
         if guard is not None and not isinstance(guard, Register):
-            raise PtxError(f"line {self.line}: {found[2]} is no predicate")
-        operands = tuple(self._operand(each) for each in _split(found[4]))
+            raise PtxError(f"line {self.line}: {matched[2]} is no predicate")
+        operands = tuple(self._operand(operand) for operand in _split(matched[4]))
         self.function.instructions.append(
-            Instruction(found[3], operands, guard, bool(found[1]), self.line, text)
+            Instruction(matched[3], operands, guard, bool(matched[1]), self.line, text)
         )
 
     def _named(self, name: str) -> Register | Symbol:
