@@ -50,7 +50,7 @@ def _feed_forward(rows: int) -> str:
 
 
 def _attention(options: str) -> str:
-    params = ", ".join(f"%{name}: f16[1,16,4096,64]" for name in "qkv")
+    params = ", ".join(f"%{name}: f16[1,15,4096,64]" for name in "qkv")
     return _graph(params, f"%y = Attention(%q, %k, %v) {{{options}}}")
 
 
@@ -116,6 +116,9 @@ def foreign(folder: Path, shape: str, arch: str) -> Iterator[Measured]:
         whose = "Triton " + told["triton"] if "triton" in told else told["by"]
         sass = disassembled(path.with_suffix(".cubin").read_bytes())[told["name"]]
         code = code_of(sass, told["shared"])
+        if "buffers" not in told:
+            yield Measured(shape, arch, whose, told["how"], code, None, np.inf, "not run")
+            continue
         try:
             kernels = PtxKernels(path.with_suffix(".ptx").read_text(), BUDGET, counting=True)
             buffers = [_zeros(size) for size in told["buffers"]]

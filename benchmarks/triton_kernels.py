@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 WARP = 32
+HEADS = 15  # odd, so that the middle block, which is run, is that of middle rows
 
 
 @triton.jit
@@ -176,8 +177,8 @@ def products(rows, columns, depth, type, out, activation=False):
 def attentions(causal):
     for m, n, warps, stages in ((128, 64, 4, 3), (128, 128, 8, 2), (128, 64, 8, 3)):
         constants = {"LENGTH": 4096, "D": 64, "M": m, "N": n, "CAUSAL": causal}
-        buffers = {name: ("fp16", 16 * 4096 * 64) for name in "qkvo"}
-        grid = 4096 // m * 16
+        buffers = {name: ("fp16", HEADS * 4096 * 64) for name in "qkvo"}
+        grid = 4096 // m * HEADS
         yield f"{m}x{n}, {warps} warps, {stages} stages", attention, constants, buffers, grid, {
             "num_warps": warps, "num_stages": stages}  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Matrices in the PTX machine: fragments, products, asynchronous copies, and what orders them."""
 
+import re
+
 import numpy as np
 import pytest
 from ptx_texts import needs_c, ptx_of, run_test
@@ -211,6 +213,19 @@ def test_scales_of_warp_groups():
     fresh = lambda body: body.replace("%d7, 1, 1,", "%d7, 0, 1,")  # noqa: E731
     found, wanted = group_product(128, False, fresh)
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("scale", ["0", "%p3"])
+def test_sums_that_are_only_written_need_no_value(scale):
+    def unset(body, scale=scale):
+        body = body.replace("%d7, 1, 1,", f"%d7, {scale}, 1,")
+        body = re.sub(r"  mov\.f32 %f\d+, 0f3F800000;\n", "", body)
+        return body.replace("  wgmma.fence", "  setp.ne.u32 %p3, 0, 0;\n  wgmma.fence", 1)
+
+    found, wanted = group_product(128, False, unset)
+    np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(PtxFault, match="never written"):
+        group_product(128, False, lambda body: unset(body, "1"))
 
 
 GROUP_FAULTS = {

@@ -23,9 +23,19 @@ static void check_converged(Machine *m, Warp *w, const Instruction *i, uint32_t 
         failed(m, w, "a warp of fewer than 32 threads does an instruction of all lanes");
 }
 
+// Whether a product of a warp group writes its sums without reading them.
+static int only_writes_sums(Warp *w, const Instruction *i, const Operand *o)
+{
+    if (i->op != WGMMA || i->SCALE_D == 1) return 0;
+    const Operand *scale = o + i->results + i->count - 1;
+    return i->SCALE_D == 0
+        || (w->defined[scale->id] == ALL_LANES && *(uint32_t *)lanes(w, scale) == 0);
+}
+
 static void check_sources(Machine *m, Warp *w, const Instruction *i, const Operand *o, uint32_t mask)
 {
-    for (int n = i->results; n < i->results + i->count; ++n) {
+    const int sums = only_writes_sums(w, i, o) ? i->results : 0;
+    for (int n = i->results + sums; n < i->results + i->count; ++n) {
         const uint32_t missing = mask & ~w->defined[o[n].id];
         if (missing) {
             w->lane = __builtin_ctz(missing);

@@ -19,7 +19,7 @@ from graphc.backends.cuda.strategies.attention.online_softmax import AttentionBl
 from graphc.backends.cuda.strategies.contraction.mma_operands import Kind
 from graphc.backends.cuda.strategies.contraction.panels import STEP, Panel, ThreadGroup
 from graphc.ir.dtypes import f32, i64, u32
-from graphc.ir.expr import Const, Expr, Load, Ref, bitcast
+from graphc.ir.expr import FALSE, Const, Expr, Load, Ref, bitcast
 from graphc.ir.extents import most
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Let
 from graphc.ir.simplify import simplify
@@ -152,13 +152,17 @@ class FlashMatrixCores(AttentionBlocks):
 
     def _fetch_ahead(self, tile: Expr) -> None:
         """A tile that comes next, if one does."""
-        k = self.k
-        with k.when(self.is_seen(tile)):
+        k, follows = self.k, self.is_seen(tile)
+        if follows is FALSE:
+            return
+        with k.when(follows):
             self._fetch(self.named(tile))
         k.emit(Intrin("commit_copies", ()))
 
     def named(self, tile: Expr) -> Expr:
         """The number of a tile that there is: so it is known which of its keys there are."""
+        if isinstance(tile, Const):
+            return tile
         name = Ref(self.k.fresh("tile"), i64, 0, most(self.tiles) - 1)
         self.k.emit(Let(name, tile))
         return name
