@@ -1,12 +1,15 @@
 """Kernels of CUDA for 12 shapes, of graphc and of others, compared without a GPU.
 
     python benchmarks/triton_kernels.py FOLDER       (where Triton is installed)
-    python benchmarks/cuda_static.py [--foreign FOLDER] [--arch sm_80,sm_90a] [--only TEXT]
+    nvcc ... benchmarks/cutlass_gemms.cu             (says how)
+    python benchmarks/cuda_static.py [--foreign FOLDER] [--cutlass gemms_sm_80.cubin ...]
+        [--arch sm_80,sm_90a] [--only TEXT] [--all]
 
-What others' compilers made lies in FOLDER: cubins, PTX and .json files, as triton_kernels.py writes
-them. All are measured alike: registers, spills, shared memory and instructions for each product of
-matrix cores are read off the machine code; one block runs in the PTX machine, and the model of
-`inspect --machine-code` predicts the time. Of several configurations the fastest one is listed.
+What Triton made lies in FOLDER: cubins, PTX and .json files, as triton_kernels.py writes them. All
+are measured alike: registers, spills, shared memory and instructions for each product of matrix
+cores are read off the machine code; one block runs in the PTX machine, and the model of `inspect
+--machine-code` predicts the time. Of several configurations the fastest one is listed. Of CUTLASS's
+kernels machine code is read alone.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from graphc.ir.text.parser import parse_graph
 from graphc.passes.specialise import specialise
 
 OURS = "graphc"
+CUTLASS_TYPES = {"half_t": "gemm", "tfloat32": "gemm tf32"}
 
 
 def _graph(params: str, *lines: str) -> str:
@@ -113,12 +117,9 @@ def foreign(folder: Path, shape: str, arch: str) -> Iterator[Measured]:
     stem = f"{shape.replace(' ', '_')}_{arch.removeprefix('sm_').rstrip('a')}"
     for path in sorted(folder.glob(f"{stem}_[0-9]*.json")):
         told = json.loads(path.read_text())
-        whose = "Triton " + told["triton"] if "triton" in told else told["by"]
+        whose = f"Triton {told['triton']}"
         sass = disassembled(path.with_suffix(".cubin").read_bytes())[told["name"]]
         code = code_of(sass, told["shared"])
-        if "buffers" not in told:
-            yield Measured(shape, arch, whose, told["how"], code, None, np.inf, "not run")
-            continue
         try:
             kernels = PtxKernels(path.with_suffix(".ptx").read_text(), BUDGET, counting=True)
             buffers = [_zeros(size) for size in told["buffers"]]
@@ -136,6 +137,15 @@ def foreign(folder: Path, shape: str, arch: str) -> Iterator[Measured]:
         sample = counted(kernels, told["name"], told["threads"])
         prediction = predicted(sass, sample, launched, machine(arch))
         yield Measured(shape, arch, whose, told["how"], code, prediction, prediction.seconds)
+
+
+def of_cutlass(cubin: Path, shape: str, arch: str) -> Iterator[Measured]:
+    """The kernel of cutlass_gemms.cu for a shape: its machine code alone, without what a launch
+    asks for."""
+    for name, sass in disassembled(cubin.read_bytes()).items():
+        type = next((t for t in CUTLASS_TYPES if t in name), "")
+        if CUTLASS_TYPES.get(type, "gemm int8") == shape and arch in cubin.stem:
+            yield Measured(shape, arch, "CUTLASS", "", code_of(sass, 0), None, np.inf, "not run")
 
 
 def _zeros(size: int) -> Buffer:
@@ -162,6 +172,7 @@ HEAD = ("shape", "arch", "of", "how", "registers", "spills", "KiB", "per product
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--foreign", type=Path, nargs="*", default=[])
+    parser.add_argument("--cutlass", type=Path, nargs="*", default=[], help="NAME_sm_80.cubin ...")
     parser.add_argument("--arch", default="sm_80,sm_90a")
     parser.add_argument("--only", default="", help="shapes that hold this text")
     parser.add_argument("--all", action="store_true", help="all configurations, not the fastest")
@@ -174,6 +185,8 @@ def main() -> int:
             for folder in given.foreign:
                 others = sorted(foreign(folder, shape, arch), key=lambda one: one.seconds)
                 made += others if given.all else others[:1]
+            for cubin in given.cutlass:
+                made += of_cutlass(cubin, shape, arch)
             for one in made:
                 rows.append(row(one, ours.seconds))
                 print(" | ".join(rows[-1]), flush=True)

@@ -1,8 +1,8 @@
 // CUTLASS's products of matrices for the shapes of cuda_static.py: machine code only, no launch.
 //
-//   nvcc -std=c++17 -arch=sm_80 -cubin -I CUTLASS/include cutlass_gemms.cu -o gemms_80.cubin
+//   nvcc -std=c++17 -arch=sm_80 -cubin -I CUTLASS/include cutlass_gemms.cu -o gemms_sm_80.cubin
 //   nvcc -std=c++17 -arch=sm_90a -cubin -I CUTLASS/include -DHOPPER --expt-relaxed-constexpr
-//       cutlass_gemms.cu -o gemms_90.cubin
+//       cutlass_gemms.cu -o gemms_sm_90a.cubin
 #if !defined(HOPPER)
 #include <cutlass/gemm/kernel/default_gemm_universal.h>
 #include <cutlass/gemm/device/default_gemm_configuration.h>

@@ -55,10 +55,10 @@ def _load(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
             d.to.emit("PARAMETER", results, [], 0, SIZES[parts[-1]], width, signed, offset)
             return
         raise d.unknown(instruction)
-    base = d.address(address)
-    aux = _aux(parts, results, base)
+    place = d.address(address)
+    aux = _aux(parts, results, place)
     _seen(d, aux[0], SIZES[parts[-1]] * len(results))
-    d.to.emit("LOAD", results, [base[0]], *aux)
+    d.to.emit("LOAD", results, [place[0]], *aux)
 
 
 def _plain_move(d: Decoder, register: Register) -> str:
@@ -77,10 +77,10 @@ def _store(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
         return
     width = max(v.bits for v in values)
     values = [_as_wide(d, v, width) for v in values]
-    base = d.address(address)
-    aux = _aux(parts, values, base)
+    place = d.address(address)
+    aux = _aux(parts, values, place)
     _seen(d, aux[0], SIZES[parts[-1]] * len(values))
-    d.to.emit("STORE", [], [base[0], *values], *aux)
+    d.to.emit("STORE", [], [place[0], *values], *aux)
 
 
 def _as_wide(d: Decoder, register: Reg, bits: int) -> Reg:
