@@ -1,9 +1,6 @@
-// CUTLASS's products of matrices for the shapes of cuda_static.py: machine code only, no launch.
+// CUTLASS's products of matrices for sm_80, of shapes of cuda_static.py: machine code, no launch.
 //
 //   nvcc -std=c++17 -arch=sm_80 -cubin -I CUTLASS/include cutlass_gemms.cu -o gemms_sm_80.cubin
-//   nvcc -std=c++17 -arch=sm_90a -cubin -I CUTLASS/include -DHOPPER --expt-relaxed-constexpr
-//       cutlass_gemms.cu -o gemms_sm_90a.cubin
-#if !defined(HOPPER)
 #include <cutlass/gemm/kernel/default_gemm_universal.h>
 #include <cutlass/gemm/device/default_gemm_configuration.h>
 
@@ -30,26 +27,3 @@ using Bytes = Product<int8_t, int32_t, int32_t, float, 64, 128, 256, 64, 64, 3,
 template __global__ void cutlass::Kernel2<Half>(Half::Params);
 template __global__ void cutlass::Kernel2<Tf32>(Tf32::Params);
 template __global__ void cutlass::Kernel2<Bytes>(Bytes::Params);
-#else
-#include <cutlass/epilogue/collective/collective_builder.hpp>
-#include <cutlass/gemm/collective/collective_builder.hpp>
-#include <cutlass/gemm/kernel/gemm_universal.hpp>
-
-using namespace cute;
-using Half = cutlass::half_t;
-using Row = cutlass::layout::RowMajor;
-using Block = Shape<_128, _256, _64>;
-using Cluster = Shape<_2, _1, _1>;
-using Epilogue = cutlass::epilogue::collective::CollectiveBuilder<
-    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Block, Cluster,
-    cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Row, 8, Half, Row, 8,
-    cutlass::epilogue::TmaWarpSpecializedCooperative>::CollectiveOp;
-using Multiply = cutlass::gemm::collective::CollectiveBuilder<
-    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Half, Row, 8, Half, Row, 8, float, Block,
-    Cluster, cutlass::gemm::collective::StageCountAutoCarveout<sizeof(Epilogue::SharedStorage)>,
-    cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp;
-using Product =
-    cutlass::gemm::kernel::GemmUniversal<Shape<int, int, int, int>, Multiply, Epilogue>;
-
-template __global__ void cutlass::device_kernel<Product>(Product::Params const);
-#endif
