@@ -235,7 +235,7 @@ class MicroC(Tuned, Trains):
     ) -> Program:  # fmt: skip
         """The program, or the fastest that fits the RAM with layers by rows."""
         from graphc.backends.micro_c.cpus import cpu_of
-        from graphc.backends.micro_c.row_trades import fastest, trades
+        from graphc.backends.micro_c.row_trades import Worker, fastest, trades
         from graphc.passes.lower.program import composed
         from graphc.passes.lower.rows.candidates import candidates
 
@@ -248,8 +248,10 @@ class MicroC(Tuned, Trains):
         def made(plan: RowPlan) -> Program:
             return replace(lower(graph, rows=plan), quantisation=plain.quantisation)
 
-        plans = candidates(graph, composed(graph), resident=self.io == "arena")
-        known = trades(plain, plans, made, self._ram_of, cpu_of(self.processor))
+        cpu = cpu_of(self.processor)
+        work = Worker(graph, self.strategies(), cpu)
+        plans = candidates(graph, composed(graph), self.io == "arena", work)
+        known = trades(plain, plans, made, self._ram_of, cpu)
         chosen = known[0] if limit is None else fastest(known, limit)
         return replace(chosen.program, trades=tuple(known))
 

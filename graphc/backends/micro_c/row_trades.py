@@ -15,9 +15,12 @@ from graphc.analysis.text import nbytes, table
 from graphc.backends.micro_c.cpus import PAIRS, Cpu
 from graphc.backends.micro_c.timing.estimate import estimate
 from graphc.backends.micro_c.timing.processors import PROCESSORS
+from graphc.ir.graph import Graph
 from graphc.ir.kernel import with_sizes
 from graphc.ir.program import AnyStep, Copy, Program, Step, While, bodies
 from graphc.ir.types import largest
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.lower.program import Conventions, Lowering, Strategy
 from graphc.passes.lower.rows.segments import RowPlan
 from graphc.records import dataclass
 
@@ -97,6 +100,20 @@ def _repeated(steps: Iterable[AnyStep], around: int) -> Iterator[tuple[AnyStep, 
             yield from _repeated(body, around * trips)
 
 
+class Worker:
+    """Tells about how many instructions the kernels of a computation take that strategies make."""
+
+    def __init__(self, graph: Graph, strategies: Sequence[Strategy], cpu: Cpu):
+        self.lowering = Lowering(graph, strategies, "work", Conventions(in_order=True))
+        self.processor, self.cpu = PROCESSORS.get(cpu.name, PROCESSORS[SIMILAR]), cpu
+
+    def __call__(self, part: Computation) -> float:
+        lowered = self.lowering.choose(part)
+        kernels = (lowered.kernel, *lowered.before)
+        pairs, vectors = PAIRS in self.cpu.instructions, self.cpu.vectors
+        return sum(estimate(k, self.processor, pairs, vectors).instructions for k in kernels)
+
+
 def text(known: Sequence[Trade]) -> str:
     """The table of RAM against instructions."""
     rows = [("RAM", "arena", "instructions", "", "by rows")]
@@ -113,7 +130,9 @@ def _described(plan: RowPlan | None) -> str:
         return "nothing"
     ops = plan.segment.ops
     first, last = (layers(op.loc) for op in (ops[0], ops[-1]))
-    bands = f"{plan.height} row{'s' * (plan.height > 1)} at a time"
+    least, most = min(plan.bands), max(plan.bands)
+    heights = f"{least} to {most}" if least < most else f"{most}"
+    bands = f"{heights} row{'s' * (most > 1)} at a time"
     return f"{len(ops)} layers, {first} to {last}, {bands}"
 
 
@@ -122,6 +141,6 @@ def data(known: Sequence[Trade]) -> list[dict]:
     return [
         {"ram": t.ram, "arena": t.program.arena_bytes, "instructions": t.instructions,
          "layers_by_rows": len(t.plan.segment.ops) if t.plan else 0,
-         "rows": t.plan.height if t.plan else 0}
+         "rows": max(t.plan.bands) if t.plan else 0}
         for t in known
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from graphc.driver import Settings, to_program, typed
 from graphc.ir.program import While
 from graphc.passes.lower.program import composed
 from graphc.passes.lower.rows.candidates import all_segments
+from graphc.passes.lower.rows.schedule import Read, Stage, schedule
 from graphc.passes.lower.rows.segments import RowPlan
 from graphc.targets.micro_c import MicroC
 
@@ -25,7 +26,7 @@ class Chosen(MicroC):
     def draft(self, graph, lower):
         plain = super().draft(graph, lower)
         known = sorted(all_segments(graph, composed(graph)), key=lambda s: len(s.ops))
-        plans = [RowPlan(s, height) for s in known[-1:] for height in (1, 3)]
+        plans = [RowPlan.even(s, height) for s in known[-1:] for height in (1, 3)]
         self.made.extend((plan, self.finished(lower(graph, rows=plan))) for plan in plans)
         return plain
 
@@ -44,7 +45,7 @@ def check(source, feeds, least=1):
     expected = target.load(plain)(feeds)
     for plan, program in made:
         found = target.load(program)(feeds)
-        told = f"{plan.height} of {plan.segment.heights}"
+        told = f"{plan.bands} of {plan.segment.heights}"
         for a, b in zip(expected, found):
             if a.dtype.kind == "f":  # whose sums may be in another order
                 np.testing.assert_allclose(a, b, 1e-5, 1e-6 * np.abs(a).max(), err_msg=told)
@@ -210,3 +211,39 @@ def test_model_of_one_row_has_no_segments():
     net.add("Sigmoid")
     net.conv(2, (1, 1))
     assert programs(net.model())[2] == [] or check(net.model(), net.feeds)
+
+
+def test_sums_over_rows_with_weights_of_their_own_are_not_gathered():
+    m = QuantisedModel(seed=4)
+    x = m.node("Transpose", m.activation((1, 9, 1, 8)), perm=[0, 3, 1, 2])
+    value = m.node("Conv", x, m.weights((8, 8, 1, 1)), kernel_shape=[1, 1])
+    value = m.dequantise(m.quantise(value, 0.7), 0.7, -5)
+    value = m.node("Conv", value, m.weights((8, 1, 9, 1)), kernel_shape=[9, 1], group=8)
+    programs_of = m.build(m.quantise(value, 0.9)).SerializeToString()
+    check(programs_of, m.feeds, least=0)
+
+
+@pytest.mark.parametrize(
+    "bands", [(1, 2, 3, 2, 5, 1, 2), (4, 1, 2, 1, 2, 3, 1), (2, 3, 1, 4, 1, 2, 4)]
+)
+def test_stages_have_bands_of_their_own(bands):
+    m = quantised(25, 6)
+    target = MicroC(cpu="cortex-m4", sanitize=True)
+    made = []
+
+    class Given(MicroC):
+        def draft(self, graph, lower):
+            segment = max(all_segments(graph, composed(graph)), key=lambda s: len(s.ops))
+            given = (bands * 2)[: len(segment.heights)]
+            plan = RowPlan(segment, tuple(map(min, given, segment.heights)))
+            made.append(self.finished(lower(graph, rows=plan)))
+            return super().draft(graph, lower)
+
+    plain = to_program(typed(m.result.SerializeToString()), Given(cpu="cortex-m4"), Settings())
+    for a, b in zip(target.load(plain)(m.feeds), target.load(made[0])(m.feeds)):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_rows_that_wait_while_the_result_goes_on_are_kept():
+    stages = [Stage(8, 2), Stage(8, 2, (Read(0, 1, 0, 0),)), Stage(8, 1, (Read(1, 1, 0, 0),))]
+    assert schedule(stages).keeps[1] and not schedule(stages).keeps[0]

@@ -202,10 +202,13 @@ def gathered(computation: Computation) -> Gathered | None:
         return None
     if any(row in free_indices(i) for i in others):
         return None
+    constant = (x for x in loads(hole.body) if x.source != source)
     alone = transform(
         hole.body, lambda n: _zero(n.dtype) if isinstance(n, Load) and n.source == source else None
     )
-    return None if row in free_indices(alone) else Gathered(computation, hole, row, source)
+    if row in free_indices(alone) or any(row in free_indices(x) for x in constant):
+        return None  # bands differ
+    return Gathered(computation, hole, row, source)
 
 
 def row_axis(shape: Shape) -> int:

@@ -8,7 +8,9 @@ or need temporaries, so the true numbers are those of the program that is made o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -16,20 +18,25 @@ import numpy as np
 from graphc.ir.graph import Graph, Op, Value
 from graphc.passes.analysis.computation import Computation, physical_buffer
 from graphc.passes.lower.rows.bands import ByRows, Gathered, by_rows, gathered
-from graphc.passes.lower.rows.lowering import line_bytes
-from graphc.passes.lower.rows.schedule import Run, Shift, schedule
+from graphc.passes.lower.rows.lowering import line_bytes, margins_of
+from graphc.passes.lower.rows.schedule import Event, Run, Shift, Stage, schedule
 from graphc.passes.lower.rows.segments import RowPlan, Segment, segments
 from graphc.records import dataclass
 
-HEIGHTS = (1, 2, 3, 4, 8)  # of bands
+HEIGHTS = (1, 2, 3, 4, 6, 8)  # of bands
+PRICES = (0.0, *(2.0 ** (n / 2) for n in range(1, 25)), math.inf)  # instructions for a byte
 MOST_SEGMENTS = 24  # whose schedules are made
 MOST_PLANS = 8
-CALL = 60  # bytes copied in the time of a call
+CALL = 40  # instructions around the work of a kernel
+BYTES = 2  # that are copied in an instruction
+
+Work = Callable[[Computation], float]
+"""About how many instructions the kernels of a computation take."""
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """A plan, its memory in bytes, and its copies and calls in bytes copied."""
+    """A plan, its memory in bytes, and about what its segment costs in instructions."""
 
     plan: RowPlan
     memory: int
@@ -42,7 +49,9 @@ def all_segments(graph: Graph, computed: Mapping[Op, Computation]) -> list[Segme
     return segments(ops, graph.results, lambda op: _rows_of(op, computed.get(op)))
 
 
-def candidates(graph: Graph, computed: Mapping[Op, Computation], resident: bool) -> list[RowPlan]:
+def candidates(
+    graph: Graph, computed: Mapping[Op, Computation], resident: bool, work: Work
+) -> list[RowPlan]:
     """The plans to try for a graph whose ops compute this; the cheapest first. `resident`: inputs
     and outputs take memory."""
     ops = [op for op in graph.ops if op.name != "Constant"]
@@ -52,12 +61,55 @@ def candidates(graph: Graph, computed: Mapping[Op, Computation], resident: bool)
     floors = [(max(use.around(s), _least_lines(s) + use.live(s)), n) for n, s in enumerate(known)]
     chosen = [known[n] for floor, n in sorted(floors)[:MOST_SEGMENTS] if floor < plain]
     judged: dict[tuple[int, int], _Judged] = {}
+    costs = _Costs(work)
     for segment in chosen:
-        for height in HEIGHTS:
-            one = _judged(RowPlan(segment, height), use)
+        for plan in _plans(segment, costs):
+            one = _judged(plan, use, costs)
             if one.memory < plain:
                 judged.setdefault((one.memory, one.cost), one)
     return [one.plan for one in _thinned(_best(list(judged.values())))]
+
+
+def _plans(segment: Segment, costs: _Costs) -> list[RowPlan]:
+    """Plans of a segment: for each price of a byte, bands that cost least, and between two of them
+    those whose first half is of one, and the rest of the other. A row more of a band is a row more
+    of its line buffer, and of those that it reads."""
+    stages = segment.stages(RowPlan.even(segment, 1).bands)
+    values = [segment.source, *(op.output for op in segment.ops)]
+    rows = [line_bytes(segment, value, 2) for value in values]
+    options = []
+    for number, stage in enumerate(stages):
+        of_row = rows[number] + sum(read.stride * rows[read.of] for read in stage.reads)
+        heights = [h for h in HEIGHTS if h <= stage.rows]
+        options.append([(h, h * of_row, costs.of(segment, number, h)) for h in heights])
+    made = [
+        tuple(min(o, key=lambda x: (x[2] + price * x[1], x[0]))[0] for o in options)
+        for price in PRICES
+    ]
+    half = len(stages) // 2
+    mixed = [b[:half] + a[half:] for a, b in pairwise(made)]
+    return [RowPlan(segment, bands) for bands in dict.fromkeys((*made, *mixed))]
+
+
+class _Costs:
+    """What it costs to make all rows of a stage in bands, in instructions."""
+
+    def __init__(self, work: Work):
+        self.work = work
+        self.known: dict[tuple[Op, int], float] = {}
+
+    def of(self, segment: Segment, number: int, height: int) -> float:
+        """Of a stage in bands of this height; a band that is lower counts in proportion."""
+        count = segment.heights[number]
+        value = (segment.source, *(op.output for op in segment.ops))[number]
+        copied = line_bytes(segment, value, 2) / BYTES if number in (0, len(segment.ops)) else 0
+        if number == 0:
+            return count * (copied + CALL / height)
+        op, by_rows = segment.ops[number - 1], segment.by_rows[number - 1]
+        key = op, height
+        if key not in self.known:
+            self.known[key] = self.work(by_rows.band(height)) / height
+        return count * (self.known[key] + copied + CALL / height)
 
 
 def _rows_of(op: Op, part: Computation | None) -> ByRows | Gathered | str:
@@ -104,21 +156,46 @@ def _thinned(kept: list[_Judged]) -> list[_Judged]:
     return [kept[round(n * step)] for n in range(MOST_PLANS)]
 
 
-def _judged(plan: RowPlan, use: _Use) -> _Judged:
-    segment, bands = plan.segment, plan.bands(plan.segment)
-    made = schedule(segment.stages(bands))
+def _judged(plan: RowPlan, use: _Use, costs: _Costs) -> _Judged:
+    segment, bands = plan.segment, plan.bands
+    stages = segment.stages(bands)
+    made = schedule(stages)
     values = [segment.source, *(op.output for op in segment.ops)]
     rows = [line_bytes(segment, value, band) for value, band in zip(values, bands)]
-    lines = sum(capacity * row for capacity, row in zip(made.capacity, rows))
-    lines += bands[-1] * rows[-1]
-    cost = 0
+    kept = [
+        made.keeps[n] or made.capacity[n] > bands[n] or any(margins_of(segment, v, bands[n]))
+        for n, v in enumerate(values)
+    ]
+    cost = sum(costs.of(segment, n, band) for n, band in enumerate(bands))
     for event in made.events:
         if isinstance(event, Shift):
-            cost += CALL + event.rows * rows[event.stage]
-        elif isinstance(event, Run):
-            is_copied = event.stage in (0, len(segment.ops))
-            cost += CALL + is_copied * bands[event.stage] * rows[event.stage]
-    return _Judged(plan, max(use.around(segment), lines + use.live(segment)), cost)
+            cost += CALL + event.rows * rows[event.stage] / BYTES
+    lines = sum(made.capacity[n] * rows[n] for n in range(len(segment.ops)) if kept[n])
+    memory = lines + _passing(stages, made.events, rows, kept) + use.live(segment)
+    return _Judged(plan, max(use.around(segment), memory), round(cost))
+
+
+def _passing(
+    stages: Sequence[Stage], events: Sequence[Event], rows: Sequence[int], kept: Sequence[bool]
+) -> int:
+    """The most bytes of bands that live from when they are made to when they are read."""
+    readers = [sum(r.of == n for s in stages for r in s.reads) for n in range(len(stages))]
+    waiting: dict[int, int] = {}
+    live: dict[int, int] = {}
+    most = 0
+    for event in events:
+        if not isinstance(event, Run):
+            continue
+        number = event.stage
+        if not kept[number]:
+            live[number], waiting[number] = event.rows * rows[number], readers[number]
+        most = max(most, sum(live.values()))
+        for read in stages[number].reads:
+            if read.of in live:
+                waiting[read.of] -= 1
+                if not waiting[read.of]:
+                    del live[read.of]
+    return most
 
 
 class _Use:

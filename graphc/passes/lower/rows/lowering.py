@@ -78,7 +78,7 @@ class _Rows:
         self.values = [segment.source, *(op.output for op in segment.ops)]
         self.last = len(self.stages) - 1
         self.margins = [margins_of(segment, v, band) for v, band in zip(self.values, bands)]
-        self.parts = [self.part(number) for number in range(1, len(self.stages))]
+        self.parts: dict[tuple[int, int], Computation] = {}
         self.lines = [
             "" if number == self.last or not self.is_kept(number) else self.buffer(number)
             for number in range(len(self.stages))
@@ -87,11 +87,14 @@ class _Rows:
         self.gathered = end if isinstance(end, Gathered) else None
         self.sums = "" if self.gathered is None else self.storages.temporary(self.gathered.sums)
 
-    def part(self, number: int) -> Computation:
+    def part(self, event: Run) -> Computation:
         """What a stage computes for a band."""
-        reads, reaches = self.stages[number].reads, self.segment.by_rows[number - 1].reaches
-        margins = {name: self.margins[read.of] for name, read in zip(reaches, reads)}
-        return self.segment.by_rows[number - 1].band(self.stages[number].band, margins)
+        key = event.stage, event.rows
+        if key not in self.parts:
+            by_rows, reads = self.segment.by_rows[event.stage - 1], self.stages[event.stage].reads
+            margins = {n: self.margins[read.of] for n, read in zip(by_rows.reaches, reads)}
+            self.parts[key] = by_rows.band(event.rows, margins)
+        return self.parts[key]
 
     def is_kept(self, number: int) -> bool:
         """Whether the line buffer of a stage has to last."""
@@ -121,13 +124,14 @@ class _Rows:
         buffer = self.rows_of(number, rows, self.margins[number])
         return self.storages.part(self.lines[number], buffer, at * self.line_bytes(number))
 
-    def band(self, number: int, at: int) -> str:
+    def band(self, event: Run) -> str:
         """Where a band goes in a line buffer, margins left out."""
+        number = event.stage
         left, _ = self.margins[number]
-        start = at * self.line_bytes(number)
+        start = event.at * self.line_bytes(number)
         if left:
             start += self.row_bytes(number) // self.width(number) * left
-        buffer = self.rows_of(number, self.stages[number].band)
+        buffer = self.rows_of(number, event.rows)
         return self.storages.part(self.lines[number], buffer, start)
 
     def width(self, number: int) -> int:
@@ -202,13 +206,13 @@ class _Rows:
             return
         if number == self.last or not self.is_kept(number):
             self.lines[number] = self.buffer(number)
-        target = self.band(number, event.at)
+        target = self.band(event)
         if number == 0:
             source, start = self.whole(event, step)
             self.around.calls.append(Move(source, target, step, 0, start))
             return
         op = self.segment.ops[number - 1]
-        self.compute(self.parts[number - 1], number, self.windows(event), target)
+        self.compute(self.part(event), number, self.windows(event), target)
         if number == self.last:
             whole, start = self.whole(event, step)
             self.around.calls.append(Move(target, whole, 0, step, 0, start, op.loc))
@@ -217,7 +221,7 @@ class _Rows:
         """Where the rows that a stage reads lie, by the names of operands."""
         stage, reaches = self.stages[event.stage], self.segment.by_rows[event.stage - 1].reaches
         return {
-            name: self.view(read.of, at, reach.rows(stage.band))
+            name: self.view(read.of, at, reach.rows(event.rows))
             for (name, reach), read, at in zip(reaches.items(), stage.reads, event.windows)
         }
 
@@ -242,7 +246,7 @@ class _Rows:
     def gather(self, event: Run, end: Gathered) -> None:
         """Adds a band to what is gathered."""
         after = self.storages.temporary(end.sums)
-        self.compute(self.parts[-1], self.last, {**self.windows(event), SUMS: self.sums}, after)
+        self.compute(self.part(event), self.last, {**self.windows(event), SUMS: self.sums}, after)
         self.around.calls.append(Move(after, self.sums))
 
     def finish(self, end: Gathered) -> None:
@@ -259,5 +263,5 @@ class _Rows:
         whole, start = self.storages.of(self.values[number]), event.row * self.row_bytes(number)
         if step:
             return whole, start
-        band = self.rows_of(number, self.stages[number].band)
+        band = self.rows_of(number, event.rows)
         return self.storages.part(whole, band, start), 0

@@ -32,8 +32,8 @@ class Read:
 
 @dataclass(frozen=True)
 class Stage:
-    """Makes `rows` rows, `band` at a time, which divides them. The first stage is the source, which
-    reads nothing."""
+    """Makes `rows` rows, `band` at a time, the last time what is left of them. The first stage is
+    the source, which reads nothing."""
 
     rows: int
     band: int
@@ -42,11 +42,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Run:
-    """A stage makes a band that begins with `row`, at row `at` of its line buffer. The rows that it
-    reads begin at these rows of the line buffers of what it reads."""
+    """A stage makes a band of `rows` rows that begins with `row`, at row `at` of its line buffer.
+    The rows that it reads begin at these rows of the line buffers of what it reads."""
 
     stage: int
     row: int
+    rows: int
     at: int
     windows: tuple[int, ...]
 
@@ -75,7 +76,7 @@ Event = Run | Shift | Fill
 @dataclass(frozen=True)
 class Schedule:
     """`events` in order; by stage, the `capacity` of its line buffer in rows, and whether it
-    `keeps` any rows when the next are made."""
+    `keeps` any rows when the next are made, or when a band of the result is."""
 
     events: tuple[Event, ...]
     capacity: tuple[int, ...]
@@ -119,7 +120,7 @@ class _Player:
         self.keeps = [False] * len(self.stages)
         self.lines = [self._lines(n) for n in range(len(self.stages))]
         last = self.stages[-1]
-        for _ in range(0, last.rows, last.band):
+        for _ in range(0, last.rows, last.band):  # of which the last may be lower
             self.run(len(self.stages) - 1)
 
     def readers(self, number: int) -> list[tuple[int, Read]]:
@@ -185,14 +186,18 @@ class _Player:
     def run(self, number: int) -> None:
         """Has a stage make its next band."""
         stage, row = self.stages[number], self.next[number]
+        rows = min(stage.band, stage.rows - row)
         for read in sorted(stage.reads, key=lambda read: read.high):  # what is near first
-            self.ask(read.of, read.stride * (row + stage.band - 1) + read.high + 1)
+            self.ask(read.of, read.stride * (row + rows - 1) + read.high + 1)
         windows = tuple(read.stride * row + read.low - self.lines[read.of].base
                         for read in stage.reads)  # fmt: skip
         is_last = number == len(self.stages) - 1
-        at = 0 if is_last else self.room(number, stage.band)
-        self.next[number] += stage.band
-        self.events.append(Run(number, row, at, windows))
+        at = 0 if is_last else self.room(number, rows)
+        self.next[number] += rows
+        self.events.append(Run(number, row, rows, at, windows))
+        if is_last:  # where a loop may end
+            for n, other in enumerate(self.lines[:-1]):
+                self.keeps[n] |= other.end > self.needed(n)
 
 
 # ---------------------------------------------------------------- loops
@@ -249,7 +254,7 @@ def loops(plan: Schedule, last: int) -> list[Loop]:
 def _placed(event: Event) -> tuple:
     """What is equal for events that touch the same places of line buffers."""
     if isinstance(event, Run):
-        return (event.stage, event.at, event.windows)
+        return (event.stage, event.rows, event.at, event.windows)
     return (type(event).__name__, event)
 
 

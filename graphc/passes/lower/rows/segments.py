@@ -64,18 +64,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What is executed by rows: a segment, and the `height` of bands of its stages: the largest
-    divisors of their rows up to that."""
+    """What is executed by rows: a segment, and the rows of a band, by stage; the last band of a
+    stage is what is left of its rows."""
 
     segment: Segment
-    height: int
+    bands: tuple[int, ...]
 
-    def bands(self, segment: Segment) -> list[int]:
-        """By stage, the rows of a band."""
-        return [
-            next(b for b in range(min(self.height, rows), 0, -1) if rows % b == 0)
-            for rows in segment.heights
-        ]
+    @classmethod
+    def even(cls, segment: Segment, height: int) -> RowPlan:
+        """Bands of up to so many rows."""
+        return cls(segment, tuple(min(height, rows) for rows in segment.heights))
 
 
 def segments(ops: Sequence[Op], results: Sequence[Value], analysis: Analysis) -> list[Segment]:
