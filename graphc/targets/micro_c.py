@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, UnsupportedError
 from graphc.records import dataclass
 from graphc.targets.base import PREPARING, Job, Target, nonnegative, option, register_target
 from graphc.targets.training import Trains
@@ -110,6 +110,11 @@ class MicroC(Tuned, Trains):
         None, "the RAM there is for arena, stack, inputs and outputs: layers are executed by rows "
         "as far as it takes; a model that needs more is refused", type=int,
         what="a number of bytes", metavar="64K", read=size, commands=("compile", "inspect"),
+    )  # fmt: skip
+    push_rows: bool = option(
+        False, "add NAME_push_rows, to which an image comes a few rows at a time and need not be "
+        "held: the first layers are executed by rows", type=bool, what="true or false",
+        commands=("compile", "inspect"),
     )  # fmt: skip
     trades: bool = option(
         False, "show the RAM and the estimated instructions of ways to execute layers by rows",
@@ -235,23 +240,30 @@ class MicroC(Tuned, Trains):
     ) -> Program:  # fmt: skip
         """The program, or the fastest that fits the RAM with layers by rows."""
         from graphc.backends.micro_c.cpus import cpu_of
+        from graphc.backends.micro_c.pushed_rows import check_pushed, is_pushed
         from graphc.backends.micro_c.row_trades import Worker, fastest, trades
         from graphc.passes.lower.program import composed
         from graphc.passes.lower.rows.candidates import candidates
 
-        limit = self.ram
-        if plain.sizes or self.train is not None or not (self.trades or limit is not None):
-            return plain
-        if not self.trades and limit is not None and self._ram_of(plain) <= limit:
-            return plain
+        limit, pushed = self.ram, self.push_rows
+        if pushed and self.train is not None:
+            raise UnsupportedError("--push-rows: goes without --train")
+        if not pushed:
+            if plain.sizes or self.train is not None or not (self.trades or limit is not None):
+                return plain
+            if not self.trades and limit is not None and self._ram_of(plain) <= limit:
+                return plain
 
         def made(plan: RowPlan) -> Program:
             return replace(lower(graph, rows=plan), quantisation=plain.quantisation)
 
         cpu = cpu_of(self.processor)
         work = Worker(graph, self.strategies(), cpu)
-        plans = candidates(graph, composed(graph), self.io == "arena", work)
-        known = trades(plain, plans, made, self._ram_of, cpu)
+        plans = candidates(graph, composed(graph), self.io == "arena", work, pushed)
+        does = is_pushed if pushed else (lambda _: True)
+        known = trades(plain, plans, made, self._ram_of, cpu, does)
+        if not known:
+            check_pushed(plain)
         chosen = known[0] if limit is None else fastest(known, limit)
         return replace(chosen.program, trades=tuple(known))
 
@@ -296,7 +308,8 @@ class MicroC(Tuned, Trains):
         """What the options ask of the text."""
         from graphc.backends.micro_c import BundleOptions
 
-        return BundleOptions(libm=self.libm, cpu=self.processor, opt=self.opt, **more)  # type: ignore[arg-type]
+        own = {"libm": self.libm, "cpu": self.processor, "opt": self.opt}
+        return BundleOptions(**own, pushed=self.push_rows, **more)  # type: ignore[arg-type]
 
     def kernel_code(self, program: Program) -> Mapping[str, Mapping[str, str]]:
         from graphc.backends.micro_c import model_of

@@ -110,10 +110,14 @@ class StepPrinter:
             return pointer
         is_back = isinstance(stride, int) and stride < 0
         apart = self.number(-stride if is_back else stride)
-        return f"{pointer} {'-' if is_back else '+'} trip{self.around - 1} * {apart}"
+        return f"{pointer} {'-' if is_back else '+'} {self.trip(self.around - 1)} * {apart}"
+
+    def trip(self, number: int) -> str:
+        """The variable that counts the trips of a loop inside of so many others."""
+        return f"trip{number}"
 
     def loop(self, step: While) -> None:
-        trip, kind = f"trip{self.around}", _counted_in(step)
+        trip, kind = self.trip(self.around), _counted_in(step)
         start, going = f"{kind} {trip} = 0", []
         if isinstance(step.trips, Slot):
             start += f", trips{self.around} = {self.value(step.trips, i64)}"

@@ -94,7 +94,8 @@ class Budget:
     def io(self) -> int:
         """Bytes of inputs and outputs that the caller keeps."""
         model = self.model
-        tensors = [] if model.resident else [*model.inputs, *model.outputs]
+        inputs = [] if model.pushed else model.inputs
+        tensors = [] if model.resident else [*inputs, *model.outputs]
         tensors += [t for t in (model.target, model.loss) if t is not None]
         return sum(t.nbytes for t in tensors)
 

@@ -49,7 +49,8 @@ class BundleOptions:
     `board` the emulated one that the test is made an image for (boards). `opt` is what the program
     was made for (goals.py). `training` tells which part of the program trains (joined.py),
     `tokenizer` what text is made of with a model that takes a token at a time (text_sources.py),
-    and `provenance` what the files say of where they come from."""
+    and `provenance` what the files say of where they come from. With `pushed` there is
+    NAME_push_rows (pushed_rows.py)."""
 
     name: str = ""
     libm: bool | None = None
@@ -63,6 +64,7 @@ class BundleOptions:
     training: Training | None = None
     provenance: Provenance | None = None
     tokenizer: Tokenizer | None = None
+    pushed: bool = False
 
 
 Files = dict[str, str | bytes]
@@ -117,7 +119,7 @@ def model_of(program: Program, options: BundleOptions) -> Model:
     name = bundle_name(options.name or program.name)
     small = goal_of(options.opt) is SIZE
     return Model.of(program, name, options.libm, options.weights_as, small, cpu_of(options.cpu),
-                    options.training)  # fmt: skip
+                    options.training, options.pushed)  # fmt: skip
 
 
 def write_bundle(

@@ -10,6 +10,7 @@ import re
 
 from graphc.backends.cfamily.names import text_literal
 from graphc.backends.cfamily.sizes import GIVEN
+from graphc.backends.micro_c import pushed_rows
 from graphc.backends.micro_c.hooks import hooks, literal
 from graphc.backends.micro_c.model import Model, Tensor
 from graphc.backends.micro_c.steps import step_lines
@@ -56,7 +57,13 @@ def entry(model: Model) -> str:
     checks = "".join(_string(model, n) for n in range(len(model.checks)))
     if model.sizes:
         checks = SIZE_STRING.format(**names) + checks
-    return "\n".join([*parts, _run(model), STRINGS.format(**names, checks=checks)])
+    if model.pushed:
+        checks = "".join(
+            f'    case {model.macro}_{status}:\n        return "{text}";\n'
+            for status, text in pushed_rows.STATUSES
+        )
+    pushed = pushed_rows.functions(model, _pushed_overlaps(model)) if model.pushed else ""
+    return "\n".join([*parts, _run(model) + pushed, STRINGS.format(**names, checks=checks)])
 
 
 def _string(model: Model, number: int) -> str:
@@ -171,6 +178,19 @@ def overlap_checks(model: Model) -> list[str]:
                     f"{given}!{model.name}_apart({piece}, {other}, {model.nbytes(its)})"
                 )
     return [line for c in conditions for line in _refuse(model, c, "OVERLAP")]
+
+
+def _pushed_overlaps(model: Model) -> list[str]:
+    """The same with rows that are pushed in place of the input."""
+    apart, arena = f"!{model.name}_apart", f"arena, {model.macro}_ARENA_SIZE"
+    pieces = [(model.place(t.key), model.nbytes(t)) for t in model.outputs if t.elements]
+    conditions = ["image, (uint32_t)sizeof *image", *(f"{p}, {size}" for p, size in pieces)]
+    if model.program.arena_bytes:
+        lines = [f"{apart}({piece}, {arena})" for piece in (*conditions, "rows, left")]
+    else:
+        lines = []
+    lines += [f"left != 0 && {apart}({piece}, rows, left)" for piece in conditions]
+    return [line for c in lines for line in _refuse(model, c, "OVERLAP")]
 
 
 def _elsewhere(model: Model, pointer: str, tensor: Tensor) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphc.backends.cfamily.names import comment
+from graphc.backends.micro_c import pushed_rows
 from graphc.backends.micro_c.model import (
     ARENA_ALIGNMENT,
     CONSTANT_ALIGNMENT,
@@ -62,7 +63,7 @@ typedef struct {{
  * {macro}_ARENA_ALIGN (it may be null if the size is 0). {keeps}: with an arena each,
  * several runs may take place at once. {written} */
 {run}
-{training}{resident}
+{training}{pushed}{resident}
 #ifdef {macro}_STATIC_ARENA
 /* The same with an arena of its own; not reentrant. Define {macro}_STATIC_ARENA for all files. */
 {name}_status {name}_run_static({given}const {name}_inputs *inputs,
@@ -129,7 +130,8 @@ def header(model: Model) -> str:
         tensors="\n".join(x for t in (*model.inputs, *model.outputs) for x in _defines(model, t)),
         inputs="\n".join(_field(model, t, "const ") for t in model.inputs) or _EMPTY,
         outputs="\n".join(_field(model, t, "") for t in model.outputs) or _EMPTY,
-        resident=_resident(model), **_of_checks(model), **_of_sizes(model), **_of_state(model),
+        resident=_resident(model), pushed=pushed_rows.declarations(model), **_of_checks(model),
+        **_of_sizes(model), **_of_state(model),
     )  # fmt: skip
 
 
@@ -197,6 +199,8 @@ def _of_checks(model: Model) -> dict[str, str]:
     written = f"No output is written unless the status is {model.macro}_OK."
     more = [(f"{model.macro}_SIZE_OUT_OF_BOUNDS", "a size is out of its bounds")]
     more = more if model.sizes else []
+    if model.pushed:
+        more = [(f"{model.macro}_{status}", text) for status, text in pushed_rows.STATUSES]
     for number, text in enumerate(model.checks):
         more.append((f"{model.macro}_OUT_OF_RANGE{f'_{number}' if number else ''}", text))
     lines = [f"    {model.macro}_OVERLAP = 3{',' if more else ' '}      {OVERLAP}\n"]

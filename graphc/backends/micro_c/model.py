@@ -42,14 +42,14 @@ WORDS = (
     "summary", "layers", "crc32", "apart", "weights", "input_ptr", "output_ptr", "no_constants",
     "report", "sizes", "within", "counted", "assert_byte", "assert_int", "assert_float",
     "assert_negative", "assert_double", "state", "reset", "train_init",
-    "train_step",
+    "train_step", "rows", "start_rows", "push_rows", "take",
 )  # fmt: skip
 MACROS = (
     "H", "OK", "NULL_POINTER", "MISALIGNED", "OVERLAP", "KERNEL", "ALIGNED", "SECTION",
     "STATIC_ARENA", "ARENA_SIZE", "ARENA_ALIGN", "LAYERS", "PROFILE", "TRACE", "SUMMARY", "BEGIN",
     "CHECKS", "REPORT", "SIZE_T", "SIZE_OUT_OF_BOUNDS", "OUT_OF_RANGE", "END", "CRC", "RANGE",
     "RESULT", "WEIGHTS", "WEIGHTS_SIZE", "WEIGHTS_ALIGN", "WEIGHTS_ADDRESS",
-    "RUN_LAYERS", "STATE_SIZE", "STATE_ALIGN",
+    "RUN_LAYERS", "STATE_SIZE", "STATE_ALIGN", "ROWS", "ROW_BYTES", "MORE_ROWS", "WRONG_ROWS",
 )  # fmt: skip
 
 
@@ -105,7 +105,8 @@ class Model:
     `resident` where inputs and outputs lie if in the arena. The sizes that steps give their kernels
     are rows of the last constant, which begin at `size_rows`. `state` lasts from one run to the
     next. With `training`, NAME_run is a `part` of the steps, from the first number to before the
-    second; `target` and `loss` are those of a training step.
+    second; `target` and `loss` are those of a training step. `pushed`: the image comes in pieces
+    (pushed_rows.py), and takes no RAM of the caller's.
 
     `arguments` are what a function is given that must not be null, and `places` where inputs and
     outputs lie that have no field, by key.
@@ -129,6 +130,7 @@ class Model:
     target: Tensor | None = None
     loss: Tensor | None = None
     part: tuple[int, int | None] = (0, None)
+    pushed: bool = False
     arguments: tuple[str, ...] = ("inputs", "outputs")
     places: dict[tuple[str, int], str] = field(default_factory=dict)
 
@@ -142,6 +144,7 @@ class Model:
         small: bool = False,
         cpu: Cpu = CPUS[DEFAULT],
         training: Training | None = None,
+        pushed: bool = False,
     ) -> Model:
         """Names everything and prints the kernels; UnsupportedError if C lacks something.
 
@@ -155,6 +158,7 @@ class Model:
             _tensors(program.own_outputs, "output", program),
             _constants(program, name), unit, _sizes(program, name, unit), storage, small, cpu,
             size_rows(program), state=_tensors(program.state, "state", program),
+            pushed=pushed,
         )  # fmt: skip
         if training is not None:
             model._train(training)

@@ -43,14 +43,16 @@ class Trade:
 
 def trades(
     plain: Program, plans: Sequence[RowPlan], make: Callable[[RowPlan], Program],
-    ram: Callable[[Program], int], cpu: Cpu,
+    ram: Callable[[Program], int], cpu: Cpu, does: Callable[[Program], bool] = lambda _: True,
 ) -> list[Trade]:  # fmt: skip
-    """The programs of plans than which none takes both less RAM and fewer instructions, the one of
-    the fewest instructions first."""
+    """The programs that do, of plans and the plain one, than which none takes both less RAM and
+    fewer instructions, the one of the fewest instructions first."""
     work, around = instructions(plain, cpu)
-    tried = [Trade(None, plain, ram(plain), work + around)]
+    tried = [Trade(None, plain, ram(plain), work + around)] if does(plain) else []
     for plan in plans:
         program = make(plan)
+        if not does(program):
+            continue
         own, more = instructions(program, cpu)
         tried.append(Trade(plan, program, ram(program), max(own, work) + more))
     kept: list[Trade] = []

@@ -86,10 +86,36 @@ int main(void)
         return 2;
     }}
 {compare}
-    return failed;
+{pushed}    return failed;
 }}
 """
 
+PUSHED = """\
+    {{ /* one row, then two, three and so on, some of them in wrong order */
+        {name}_rows image;
+        uint32_t row = 0, count = 1;
+{cleared}
+        {name}_start_rows(&image);
+        for (; row < {macro}_ROWS; row += count++) {{
+            const {type} *rows = input0 + row * ({macro}_ROW_BYTES / sizeof({type}));
+            count = count < {macro}_ROWS - row ? count : {macro}_ROWS - row;
+            if ({name}_push_rows(&image, row + 1, count, rows, &outputs, start)
+                    != {macro}_WRONG_ROWS ||
+                {name}_push_rows(&image, row, {macro}_ROWS - row + 1, rows, &outputs, start)
+                    != {macro}_WRONG_ROWS) {{
+                printf("wrong rows: FAILED: accepted\\n");
+                return 1;
+            }}
+            status = {name}_push_rows(&image, row, count, rows, &outputs, start);
+            if (status != (row + count < {macro}_ROWS ? {macro}_MORE_ROWS : {macro}_OK)) {{
+                printf("pushed rows: FAILED: status %d: %s\\n", (int)status,
+                    {name}_status_string(status));
+                return 1;
+            }}
+        }}
+        printf("pushed rows:\\n");
+    }}
+"""
 COMPARE = """\
     {{
         double error = 0;
@@ -150,11 +176,26 @@ def self_test(
     return TEST.format(
         title=comment(f"{model.name}: a test. Made by graphc; do not edit."),
         name=model.name, macro=model.macro, arrays=_helpers(model) + "\n".join(arrays),
-        fields="\n".join(fields), compare="\n".join(compare), rules=_rules(model),
+        fields="\n".join(fields), compare="\n".join(compare),
+        pushed=_pushed(model, compare), rules=_rules(model),
         sizes=f"\n    {model.name}_sizes sizes = {{{sizes}}};" if sizes else "",
         given="&sizes, " if sizes else "", passed="&state, " if model.state else "",
         state=f"static {model.name}_state state;\n" if model.state else "",
     )  # fmt: skip
+
+
+def _pushed(model: Model, compare: Sequence[str]) -> str:
+    """The same by NAME_push_rows, if there is one, from cleared outputs."""
+    if not model.pushed:
+        return ""
+    cleared = (
+        f"        for (count = 0; count < sizeof output{n}; ++count) {{\n"
+        f"            ((unsigned char *)output{n})[count] = 85;\n        }}"
+        for n in range(len(model.outputs))
+    )
+    text = PUSHED.format(name=model.name, macro=model.macro, type=model.inputs[0].c_type,
+                         cleared="\n".join((*cleared, "        count = 1;")))  # fmt: skip
+    return text + "\n".join((*compare, ""))
 
 
 def _at_sizes(model: Model, inputs: Sequence[np.ndarray]) -> tuple[Model, str]:

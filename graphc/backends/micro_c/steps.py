@@ -19,14 +19,14 @@ from graphc.ir.types import Dim
 
 def step_lines(model: Model) -> list[str]:
     """The lines of all steps."""
-    printer = _Steps(model)
+    printer = StepLines(model)
     first, last = model.part
     printer.layer = sum(isinstance(step, Step) for step in walk(model.program.steps[:first]))
     printer.steps(model.program.steps[first:last])
     return printer.lines
 
 
-class _Steps(StepPrinter):
+class StepLines(StepPrinter):
     """Prints the steps of a bundle; layers are numbered in the order of the text."""
 
     def __init__(self, model: Model):

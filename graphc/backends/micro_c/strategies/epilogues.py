@@ -32,6 +32,7 @@ def epilogue(expr: Expr, core: Core, at: dict, k: KernelBuilder) -> Epilogue:
     names: dict[Expr, Expr] = {}
     for node in walk(expr):
         is_own = isinstance(node, Load) and node.source in core.computation.constants
+        is_own = is_own and _SUM not in walk(node)  # as the index of a table may be
         if is_own and free_indices(node) <= at.keys() and node not in names:
             names[node] = k.let(simplify(node, at))
     expr = substitute(expr, names)

@@ -50,14 +50,17 @@ def all_segments(graph: Graph, computed: Mapping[Op, Computation]) -> list[Segme
 
 
 def candidates(
-    graph: Graph, computed: Mapping[Op, Computation], resident: bool, work: Work
-) -> list[RowPlan]:
+    graph: Graph, computed: Mapping[Op, Computation], resident: bool, work: Work,
+    pushed: bool = False,
+) -> list[RowPlan]:  # fmt: skip
     """The plans to try for a graph whose ops compute this; the cheapest first. `resident`: inputs
-    and outputs take memory."""
+    and outputs take memory; `pushed`: an input comes by rows, so plans must begin with it."""
     ops = [op for op in graph.ops if op.name != "Constant"]
     use = _Use(graph, ops, resident)
     known = all_segments(graph, computed)
-    plain = use.most(ops, frozenset())
+    plain = math.inf if pushed else use.most(ops, frozenset())
+    if pushed:
+        known = [s for s in known if s.source in graph.params]
     floors = [(max(use.around(s), _least_lines(s) + use.live(s)), n) for n, s in enumerate(known)]
     chosen = [known[n] for floor, n in sorted(floors)[:MOST_SEGMENTS] if floor < plain]
     judged: dict[tuple[int, int], _Judged] = {}
