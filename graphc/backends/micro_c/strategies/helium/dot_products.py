@@ -2,29 +2,39 @@
 
 A tile is a few rows by a few columns of sums in general registers; the bytes of a row serve all its
 columns, those of a column all its rows. The sums of a block of columns are kept on the stack, and
-finished four at a time. At the edges the zero-point correction uses the sums of the weights inside.
+finished four at a time.
+
+What a row sums is copied to the stack where bytes lie apart, and at the edges, with the zero point
+for padding: one run of bytes, of which few go to waste in a vector.
 """
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 
-from graphc.backends.micro_c.intrinsics import dot16, sum16
-from graphc.backends.micro_c.strategies.helium.matching import unguarded
+from graphc.backends.micro_c.intrinsics import dot16
+from graphc.backends.micro_c.strategies.helium.matching import is_copied, unguarded
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level
-from graphc.backends.micro_c.strategies.helium.sums import Emitter, moved
+from graphc.backends.micro_c.strategies.helium.sums import Emitter, HeliumOptions, moved
 from graphc.backends.micro_c.vectors import BYTES, LANES
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import i8, i32, i64, u8
-from graphc.ir.expr import Call, Const, Expr, Load, substitute
-from graphc.ir.kernel import Buffer
+from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
+from graphc.ir.kernel import Buffer, Store
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import index_of
 from graphc.passes.analysis.factors import centred_byte
+from graphc.passes.analysis.weighted import ProductMatch
 
 
 class Dots(Emitter):
     """Sixteen products of bytes at a time."""
+
+    def __init__(self, match: ProductMatch, options: HeliumOptions):
+        self.copied = is_copied(match)
+        super().__init__(match, options)
 
     def _tile_rows(self) -> int:
         return self.options.rows
@@ -47,54 +57,121 @@ class Dots(Emitter):
         stored = substitute(match.b.args[0], mapping)
         return self._constant("weights", index, stored)
 
+    def _guards(self) -> list[Expr]:
+        """None: padding is summed like everything else."""
+        return []
+
     def _columns(self, rows: list[dict], inside: bool) -> None:
+        if inside and not self.copied:
+            levels, reads = self._levels(rows, True)
+        else:
+            levels, reads = self._windows(rows, inside)
         size = min(self.options.block, self.columns)
         whole, rest = divmod(self.columns, size)
-        with self._loop(whole) as block:
-            self._block(rows, inside, simplify(block * size), size)
-        if rest:
-            self._block(rows, inside, Const(whole * size, i64), rest)
-
-    def _block(self, rows: list[dict], inside: bool, first: Expr, width: int) -> None:
-        """The sums of a block of columns, kept, and then finished."""
-        stride = -(-width // LANES) * LANES
-        sums = self.k.alloc(i32, (len(rows) * stride,), "stack")
-        levels, reads = self._levels(rows, inside)
         kept = self._kept(levels, reads)
-        centred = self.centre != 0 and not inside and not self.starts.classes
-        tile = _Tile(rows, inside, centred, first, sums, stride, levels, reads, kept)
-        together = self._together(tile, width)
-        whole, rest = divmod(width, together)
+        with self._loop(whole) as block:
+            first = simplify(block * size)
+            self._block(_Tile(rows, first, size, levels, reads, kept))
+        if rest:
+            first = Const(whole * size, i64)
+            self._block(_Tile(rows, first, rest, levels, reads, kept))
+
+    def _block(self, tile: _Tile) -> None:
+        """The sums of a block of columns, kept, and then finished."""
+        sums = self.k.alloc(i32, (len(tile.rows) * tile.stride,), "stack")
+        together = self._together(tile)
+        whole, rest = divmod(tile.width, together)
         if whole:
             with self._loop(whole) as x:
-                self._columns_of(tile, simplify(x * together), together)
+                self._columns_of(tile, sums, simplify(x * together), together)
         if rest:
-            self._columns_of(tile, Const(whole * together, i64), rest)
-        for t, at in enumerate(rows):
-            self._finish_row(tile, at, width, sums[Const(t * stride, i64)])
+            self._columns_of(tile, sums, Const(whole * together, i64), rest)
+        for t, at in enumerate(tile.rows):
+            self._finish_row(tile, at, sums[Const(t * tile.stride, i64)])
 
-    def _together(self, tile: _Tile, width: int) -> int:
+    # ------------------------------------------------------------ copies
+
+    def _windows(self, rows: list[dict], inside: bool) -> tuple[list[Level], list[Load]]:
+        """What some rows sum, copied to the stack."""
+        quad = centred_byte(unguarded(self.match))
+        assert quad is not None
+        load, zero = quad
+        count = math.prod(k.count for k in self.match.depth)
+        window = self.k.alloc(load.dtype, (len(rows) * count,), "stack")
+        for t, at in enumerate(rows):
+            levels, (read,) = self._levels([at], inside)
+            to = window[Const(t * count, i64)]
+            self._copy(levels, read, to, Const(zero, load.dtype))
+        level = Level(Index("window", count), count, 1, 1)
+        return [level], [window[Const(t * count, i64)] for t in range(len(rows))]
+
+    def _copy(self, levels: list[Level], read: Load, to: Load, zero: Const) -> None:
+        """Copies what a row sums, with zero points in place of what guards hold back."""
+        level, *rest = levels
+        if not rest and not level.guards and level.step == 1:
+            self._run(level.count, read, to)
+            return
+        with self._loop(level.count) as x:
+            there, here = moved(read, x * level.step), moved(to, x * level.weight)
+            guard = level.guard(x)
+            with self.k.when(guard) if guard is not None else nullcontext():
+                if rest:
+                    self._copy(rest, there, here, zero)
+                else:
+                    self._stored(here, there)
+            if guard is not None:
+                with self.k.otherwise():
+                    self._run(level.weight, zero, here)
+
+    def _run(self, count: int, read: Load | Const, to: Load) -> None:
+        """Copies so many neighbours, or as often a number."""
+        if count == 1:
+            self._stored(to, read)
+            return
+        whole, rest = divmod(count, BYTES)
+        if whole:
+            with self._loop(whole) as x:
+                self._sixteen(BYTES, read, to, simplify(x * BYTES))
+        if rest:
+            self._sixteen(rest, read, to, Const(whole * BYTES, i64))
+
+    def _sixteen(self, count: int, read: Load | Const, to: Load, offset: Expr) -> None:
+        with self.k.loop(count, "vector", width=BYTES) as v:
+            value = moved(read, offset + v) if isinstance(read, Load) else read
+            self._stored(moved(to, offset + v), value)
+
+    def _stored(self, to: Load, value: Expr) -> None:
+        self.k.emit(Store(to.source, to.index, value))
+
+    # ------------------------------------------------------------ sums
+
+    def _together(self, tile: _Tile) -> int:
         """How many columns to sum at a time; rather fewer than some left over."""
         if len(tile.rows) > 1:
             return self.options.columns
-        if not tile.inside:
-            return self.options.centred_columns if tile.centred else self.options.edge_columns
         most = self.options.alone
-        even = [n for n in range(most, most // 2, -1) if width % n == 0]
+        even = [n for n in range(most, most // 2, -1) if tile.width % n == 0]
         return even[0] if even else most
 
-    def _kept(self, levels: list[Level], reads: list[Load]) -> list[Buffer]:
-        """Rows of up to sixteen bytes are loaded once for all columns."""
-        if len(levels) > 1 or levels[0].guards or levels[0].count > BYTES:
+    def _kept(self, levels: list[Level], reads: list[Load]) -> list[list[Buffer]]:
+        """Short rows are loaded once for all columns, sixteen bytes at a time."""
+        count = levels[0].count
+        if len(levels) > 1 or -(-count // BYTES) * len(reads) > self.options.kept:
             return []
-        return [self._bytes(read, levels[0].count) for read in reads]
+        return [
+            [
+                self._bytes(moved(read, Const(n, i64)), min(count - n, BYTES))
+                for n in range(0, count, BYTES)
+            ]
+            for read in reads
+        ]
 
-    def _finish_row(self, tile: _Tile, at: dict, width: int, sums: Load) -> None:
-        whole, rest = divmod(width, LANES)
+    def _finish_row(self, tile: _Tile, at: dict, sums: Load) -> None:
+        whole, rest = divmod(tile.width, LANES)
 
         def four(position: Expr, lanes: int) -> None:
             column = simplify(tile.first + position)
-            start = self.starts.at(tile.inside, at, column)
+            start = self.starts.at(True, at, column)
             self._finish(at, column, lanes, lambda v: moved(sums, position + v), start)
 
         if whole:
@@ -103,19 +180,14 @@ class Dots(Emitter):
         if rest:
             four(Const(whole * LANES, i64), rest)
 
-    def _columns_of(self, tile: _Tile, slot: Expr, each: int) -> None:
+    def _columns_of(self, tile: _Tile, sums: Buffer, slot: Expr, each: int) -> None:
         """The sums of all rows of a tile and a few columns, in registers."""
-        zero = Const(0, i32)
-        totals = [[self.k.var(i32, zero) for _ in range(each)] for _ in tile.rows]
-        alone = [self.k.var(i32, zero) for _ in range(each)] if tile.centred else []
+        totals = [[self.k.var(i32, Const(0, i32)) for _ in range(each)] for _ in tile.rows]
         weights = [self._weight(tile.rows[0], simplify(tile.first + slot + u)) for u in range(each)]
-        self._sum(tile, tile.levels, tile.reads, weights, totals, alone)
+        self._sum(tile, tile.levels, tile.reads, weights, totals)
         for t, row in enumerate(totals):
             for u, total in enumerate(row):
-                value: Expr = total[()]
-                if tile.centred:
-                    value = value - alone[u][()] * Const(self.centre, i32)
-                self.k.store(tile.sums, simplify(slot + (t * tile.stride + u)), value)
+                self.k.store(sums, simplify(slot + (t * tile.stride + u)), total[()])
 
     def _weight(self, at: dict, column: Expr) -> Load:
         """The first weight of a column."""
@@ -125,48 +197,46 @@ class Dots(Emitter):
 
     def _sum(
         self, tile: _Tile, levels: list[Level], reads: list[Load], weights: list[Load],
-        totals: list[list[Buffer]], alone: list[Buffer],
+        totals: list[list[Buffer]],
     ) -> None:  # fmt: skip
         level, *rest = levels
-        if not rest and not level.guards:
-            self._row(tile, level.count, reads, weights, totals, alone)
+        if not rest:
+            self._row(tile, level.count, reads, weights, totals)
             return
-        with self._positions(level) as x:
+        with self._loop(level.count) as x:
             there = [moved(r, x * level.step) for r in reads]
             inner = [moved(w, x * level.weight) for w in weights]
-            if rest:
-                self._sum(tile, rest, there, inner, totals, alone)
-            else:
-                self._row(tile, 1, there, inner, totals, alone)
+            self._sum(tile, rest, there, inner, totals)
 
     def _row(
         self, tile: _Tile, count: int, reads: list[Load], weights: list[Load],
-        totals: list[list[Buffer]], alone: list[Buffer],
+        totals: list[list[Buffer]],
     ) -> None:  # fmt: skip
         """All products along a row of bytes."""
         whole, left = divmod(count, BYTES)
         once = whole <= self.options.chunks
         for n in range(whole if once else 0):
-            self._products(tile, Const(n * BYTES, i64), BYTES, reads, weights, totals, alone)
+            self._products(tile, Const(n * BYTES, i64), BYTES, reads, weights, totals)
         if not once:
             with self.k.loop(whole) as x:
-                self._products(tile, x * BYTES, BYTES, reads, weights, totals, alone)
+                self._products(tile, x * BYTES, BYTES, reads, weights, totals)
         if left:
-            offset = Const(whole * BYTES, i64)
-            self._products(tile, offset, left, reads, weights, totals, alone)
+            self._products(tile, Const(whole * BYTES, i64), left, reads, weights, totals)
 
     def _products(
         self, tile: _Tile, offset: Expr, count: int, reads: list[Load], weights: list[Load],
-        totals: list[list[Buffer]], alone: list[Buffer],
+        totals: list[list[Buffer]],
     ) -> None:  # fmt: skip
         """Up to sixteen products for every sum; each row and column is loaded once."""
-        xs = tile.kept or [self._bytes(moved(read, offset), count) for read in reads]
+        if tile.kept:
+            assert isinstance(offset, Const)
+            xs = [row[int(offset.value) // BYTES] for row in tile.kept]
+        else:
+            xs = [self._bytes(moved(read, offset), count) for read in reads]
         for u, weight in enumerate(weights):
             w = self._bytes(moved(weight, offset), count)
             for t, x in enumerate(xs):
                 self.k.emit(dot16(totals[t][u][()], x, w, count))
-            if alone:
-                self.k.emit(sum16(alone[u][()], w, count))
 
     def _bytes(self, load: Load, count: int) -> Buffer:
         """Sixteen neighbours in a register."""
@@ -179,18 +249,27 @@ class Dots(Emitter):
         return register
 
 
+def dots_shape(match: ProductMatch, options: HeliumOptions) -> tuple[int, int]:
+    """Rows and columns of a tile: as many rows as stay in registers for all columns, if rows are
+    short."""
+    vectors = -(-math.prod(k.count for k in match.depth) // BYTES)
+    rows = min(options.kept // vectors, options.rows)
+    return rows if rows > 1 else options.rows, options.columns
+
+
 @dataclass(frozen=True)
 class _Tile:
-    """Sums of a block of columns, from `first` on, being taken for a few rows, all taps `inside`
-    or not, and the centre taken off on the way if `centred`: kept in `sums`, rows `stride` apart;
-    the loops and starts of reading, or the bytes already `kept` in registers."""
+    """Sums of a few rows and of `width` columns, from `first` on: the loops and starts of reading,
+    and the bytes of each row that are `kept` in registers, if they fit."""
 
     rows: list[dict]
-    inside: bool
-    centred: bool
     first: Expr
-    sums: Buffer
-    stride: int
+    width: int
     levels: list[Level]
     reads: list[Load]
-    kept: list[Buffer]
+    kept: list[list[Buffer]]
+
+    @property
+    def stride(self) -> int:
+        """How far apart the sums of rows are kept."""
+        return -(-self.width // LANES) * LANES

@@ -28,19 +28,21 @@ class Starts:
     Where it pays, there is one start for every set of taps that are inside (`classes` of the output
     indices on whose account taps are held back), and the centre is dealt with by them. `fixed` are
     the outer indices that the weights depend on, `packed` the elements of the packed weights;
-    `constant` asks for an array of a name, over indices, that holds an expression.
+    `constant` asks for an array of a name, over indices, that holds an expression; `guards` hold
+    taps back.
     """
 
     def __init__(
         self, match: ProductMatch, fixed: list[Index], centre: int, bias: Expr | None, packed: int,
-        constant: Callable[[str, tuple[Index, ...], Expr], Buffer],
+        constant: Callable[[str, tuple[Index, ...], Expr], Buffer], guards: list[Expr],
     ):  # fmt: skip
         assert match.column is not None
         self.match, self.fixed, self.centre, self.bias = match, fixed, centre, bias
+        self.guards = guards
         self.column: Index = match.column
         self.constant = constant
         self.classes: list[Index] = []
-        guarded = guarded_indices(match)
+        guarded = guarded_indices(match, guards)
         if centre and self._table_bytes(guarded) <= max(LEAST_TABLE, packed):
             self.classes = [x for x in match.indices if x in guarded]
         self.inside, self.edge = self._made(bool(guarded))
@@ -80,7 +82,7 @@ class Starts:
     def _weight_sum(self) -> Expr:
         """The sum of a column's weights whose taps are inside."""
         hole, body = self.match.hole, self.match.b
-        for atom in self.match.guards if self.classes else []:
+        for atom in self.guards if self.classes else []:
             body = select(atom, body, Const(0, hole.dtype))
         return reduce("sum", body, hole.axes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads
@@ -10,6 +12,8 @@ from graphc.passes.analysis.factors import centred_byte
 from graphc.passes.analysis.weighted import ProductMatch
 
 SHORT_ROW = 12  # bytes in a row, below which lanes are faster than dots
+MOST_COPIED = 256  # bytes that are copied to lie in a row
+LEAST_COLUMNS = 4  # that share a copy
 
 
 def problem(match: ProductMatch) -> str:
@@ -50,19 +54,34 @@ def unguarded(match: ProductMatch) -> Expr:
 
 
 def has_byte_rows(match: ProductMatch) -> bool:
-    """Whether sixteen products are one instruction: bytes in a row, the same for all columns."""
+    """Whether sixteen products are one instruction: sums of bytes, the same for all columns, that
+    lie in a row or are copied into one (`is_copied`)."""
     quad = centred_byte(unguarded(match))
     if quad is None or match.column in free_indices(match.a) or match.hole.dtype is not i32:
         return False
-    load, _ = quad
-    if _row_length(load, match.depth) < SHORT_ROW:
-        return False
+    load, centre = quad
     weights = loads(match.b)
     narrow = isinstance(match.b, Call) and match.b.op.name == "cast" and len(weights) == 1
-    return (
-        narrow and weights[0].dtype is i8
-        and is_affine_in(load.index[0], match.depth[-1]) == 1
-    )  # fmt: skip
+    if not narrow or weights[0].dtype is not i8:
+        return False
+    if match.guards and not load.dtype.min <= centre <= load.dtype.max:
+        return False
+    return not is_copied(match) or _is_worth_a_copy(match)
+
+
+def is_copied(match: ProductMatch) -> bool:
+    """Whether bytes that are summed have to be copied: they do not lie in a row of some length."""
+    quad = centred_byte(unguarded(match))
+    assert quad is not None
+    apart = is_affine_in(quad[0].index[0], match.depth[-1]) != 1
+    return apart or _row_length(quad[0], match.depth) < SHORT_ROW
+
+
+def _is_worth_a_copy(match: ProductMatch) -> bool:
+    """Whether all columns together take much longer than a copy of what they sum."""
+    assert match.column is not None
+    deep = math.prod(k.count for k in match.depth)
+    return SHORT_ROW <= deep <= MOST_COPIED and match.column.count >= LEAST_COLUMNS
 
 
 def _row_length(load: Load, depth: list[Index]) -> int:
@@ -75,6 +94,6 @@ def _row_length(load: Load, depth: list[Index]) -> int:
     return length
 
 
-def guarded_indices(match: ProductMatch) -> set[Index]:
-    """The indices of the output on whose account taps are held back."""
-    return {x for x in match.indices for a in match.guards if x in free_indices(a)}
+def guarded_indices(match: ProductMatch, guards: list[Expr]) -> set[Index]:
+    """The indices of the output on whose account guards hold taps back."""
+    return {x for x in match.indices for a in guards if x in free_indices(a)}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from graphc.backends.micro_c.strategies.helium.column_lanes import Lanes, panel_vectors
-from graphc.backends.micro_c.strategies.helium.dot_products import Dots
+from graphc.backends.micro_c.strategies.helium.dot_products import Dots, dots_shape
 from graphc.backends.micro_c.strategies.helium.matching import has_byte_rows, problem
 from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
 from graphc.backends.micro_c.vectors import LANES
@@ -53,7 +53,7 @@ class HeliumTiles(Scheduled[ProductMatch]):
         """The usual tile, then smaller ones, those first that load least for their products."""
         o, alone = self.options, match.row is None
         if has_byte_rows(match):
-            rows, columns = o.rows, o.alone if alone else o.columns
+            rows, columns = (1, o.alone) if alone else dots_shape(match, o)
         else:
             rows, columns = o.lane_rows, panel_vectors(match, o)
         rows = 1 if alone else rows

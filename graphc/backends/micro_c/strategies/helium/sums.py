@@ -41,15 +41,13 @@ from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of
 
 @dataclass(frozen=True)
 class HeliumOptions:
-    """Sizes of tiles: rows and columns of dots, those columns where there is one row, at the edges,
-    and at edges where the centre is taken off there; rows and vectors of lanes, those vectors where
-    there is one row; `block` columns of sums on the stack."""
+    """Sizes of tiles: rows and columns of dots, those columns where there is one row; rows and
+    vectors of lanes, those vectors where there is one row; `block` columns of sums on the stack."""
 
     rows: int = 3
     columns: int = 2
     alone: int = 6
-    edge_columns: int = 4
-    centred_columns: int = 2
+    kept: int = 6  # vectors of bytes of rows that stay in registers for all columns
     chunks: int = 4  # the most groups of sixteen bytes in a row that are unrolled
     lane_rows: int = 3
     lane_vectors: int = 2
@@ -77,7 +75,13 @@ class Emitter:
         self.expr, self.bias = self._without_bias()
         self.weights = self._pack()
         packed = math.prod(self.weights.shape)
-        self.starts = Starts(match, self.fixed, self.centre, self.bias, packed, self._constant)
+        self.starts = Starts(
+            match, self.fixed, self.centre, self.bias, packed, self._constant, self._guards()
+        )
+
+    def _guards(self) -> list[Expr]:
+        """The guards of products that are left out of sums."""
+        return self.match.guards
 
     def _centre(self) -> int:
         quad = centred_byte(unguarded(self.match))
