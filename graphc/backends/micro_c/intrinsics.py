@@ -5,16 +5,15 @@
     dot4_mixed(sum, a, w)
     dot4_codes(sum, a, w, shift, bits)
     dot16(sum, x, w, count)    sum += x[0] * w[0] + ... + x[count - 1] * w[count - 1]
-    sum16(sum, w, count)       sum += w[0] + ... + w[count - 1]
 
 The `sum` of all is a scalar variable of type i32. On cores with the Arm DSP extension the four
 bytes of dot4 are widened to two pairs of 16 bits, the centre being subtracted on the way, and two
 instructions do two products each. Everywhere else these are four products. What multiplies
-pairs that are there already is in pairs.py.
+pairs that are there already is in pairs.py; byte_rows.py has dot products of whole rows.
 
-In dot16 and sum16 `x` and `w` are loads of the first of sixteen int8 in registers (vectors.py), the
-last stored by a vector loop over `count` lanes: the rest are 0. They are one instruction of the
-M-profile Vector Extension each.
+In dot16 `x` and `w` are loads of the first of sixteen int8 in registers (vectors.py), the
+last stored by a vector loop over `count` lanes: the rest are 0. It is one instruction of the
+M-profile Vector Extension.
 
 `clamp` of i32 is printed as `limit_i32`, which is one instruction where the limits are those of a
 byte, and `mul_high_rounded` as a function of that name, which is one on cores with the DSP
@@ -30,7 +29,7 @@ from typing import Any
 from graphc.backends.cfamily.names import identifier
 from graphc.backends.cfamily.printer import Unit
 from graphc.backends.cfamily.spell import Text, function
-from graphc.backends.micro_c import pairs
+from graphc.backends.micro_c import byte_rows, pairs
 from graphc.backends.micro_c.code_size import operators
 from graphc.backends.micro_c.fixed_point import narrow
 from graphc.backends.micro_c.mve import NAMES, definitions
@@ -42,7 +41,7 @@ from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr, call, transf
 from graphc.ir.instructions import DOT4, DOT4_CODES, DOT4_MIXED, DOT4_WIDE, meaning
 from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_body, map_nested
 
-DOT16, SUM16 = "dot16", "sum16"
+DOT16 = "dot16"
 HIGH = "mul_high_rounded"
 CALLED = {"clamp": "limit_i32", HIGH: "mul_high_rounded_i32"}
 
@@ -223,11 +222,6 @@ def dot16(total: Load, x: Buffer, w: Buffer, count: Expr | int = BYTES) -> Intri
     return Intrin(DOT16, (total, _first(x), _first(w), as_expr(count, i64)))
 
 
-def sum16(total: Load, w: Buffer, count: Expr | int = BYTES) -> Intrin:
-    """The statement, of a register."""
-    return Intrin(SUM16, (total, _first(w), as_expr(count, i64)))
-
-
 def _first(register: Buffer) -> Load:
     if register.dtype is not i8 or register.shape != (BYTES,):
         raise InternalError(f"{register} is no register of bytes")
@@ -248,7 +242,9 @@ def _meaning(stmt: Stmt) -> Body:
         return (map_nested(stmt, _plain),)
     if stmt.name in pairs.NAMES:
         return pairs.meaning(stmt)
-    return (_fold(stmt),) if stmt.name in (DOT16, SUM16) else meaning(stmt)
+    if stmt.name == byte_rows.DOTS:
+        return byte_rows.meaning(stmt)
+    return (_fold(stmt),) if stmt.name == DOT16 else meaning(stmt)
 
 
 def _fold(stmt: Intrin) -> Stmt:
@@ -353,11 +349,14 @@ class MicroPrinter(VectorPrinter):
         return CALLED.get(node.op.name, ""), node.args
 
     def _intrin(self, stmt: Intrin) -> None:
-        if stmt.name in (DOT16, SUM16):
+        if stmt.name == DOT16:
             self._registers(stmt)
             return
         if stmt.name in pairs.NAMES:
             self._pairs(stmt)
+            return
+        if stmt.name == byte_rows.DOTS:
+            self._rows(stmt)
             return
         if stmt.name not in (DOT4, DOT4_WIDE, DOT4_MIXED, DOT4_CODES):
             raise self.fail(f"instruction {stmt.name} has no meaning in C")
@@ -388,6 +387,13 @@ class MicroPrinter(VectorPrinter):
             arguments = ", ".join(map(self._argument, stmt.args))
             self.line(f"{function}({arguments});")
 
+    def _rows(self, stmt: Intrin) -> None:
+        """The instruction of byte_rows.py."""
+        function, values = byte_rows.function_of(stmt), byte_rows.arguments(stmt)
+        self.functions |= {pairs.APART, function, "dots_1"}
+        with self.scope(*(i for x in values if isinstance(x, Load) for i in x.index)):
+            self.line(f"{function}({', '.join(map(self._argument, values))});")
+
     def _argument(self, value: Expr) -> str:
         """A pointer to what a load reads; else the value."""
         if not isinstance(value, Load):
@@ -401,9 +407,8 @@ class MicroPrinter(VectorPrinter):
         sources = [x.source for x in stmt.args[:-1] if isinstance(x, Load)]
         if any(name not in self.vectors for name in sources[1:]):
             raise self.fail(f"{stmt.name} of {', '.join(sources[1:])}, which are no registers")
-        function = "vmladavaq_s8" if stmt.name == DOT16 else "vaddvaq_s8"
         total, *registers = (self.name(name) for name in sources)
-        self.line(f"{total} = {self.function_call(function, total, *registers)};")
+        self.line(f"{total} = {self.function_call('vmladavaq_s8', total, *registers)};")
 
 
 class MicroUnit(Unit):
@@ -462,6 +467,8 @@ LONG_TEXT = """\
 """
 HELPERS = {
     **pairs.HELPERS,
+    "dots_1": byte_rows.DOTS_1_TEXT,
+    "dots_3": byte_rows.DOTS_3_TEXT,
     LONG_KERNEL: LONG_TEXT,
     "limit_i32": LIMIT_TEXT,
     DOT4_WIDE: DOT4_WIDE_TEXT,

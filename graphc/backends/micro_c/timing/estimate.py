@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 
-from graphc.backends.micro_c import pairs
+from graphc.backends.micro_c import byte_rows, pairs
 from graphc.backends.micro_c.timing.cycles import Cycles
 from graphc.backends.micro_c.timing.disassembly import (
     ALU,
@@ -123,6 +123,9 @@ class _Counting:
             turns = stmt.args[-1]
             assert isinstance(turns, Const)
             return Counter({kind: n * int(turns.value) for kind, n in _OF_PAIRS[name].items()})
+        if name == byte_rows.DOTS:
+            vectors = byte_rows.vectors(stmt)
+            return Counter({VMAC: vectors, VLOAD: vectors})
         if name not in _DOTS:
             return Counter({MAC if name in pairs.OF_WORDS else VMAC: 1})
         return Counter(_DOTS[name] if self.pairs else _DOT_BYTES)

@@ -14,8 +14,9 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from graphc.backends.micro_c.byte_rows import ROWS, dots
 from graphc.backends.micro_c.intrinsics import dot16
-from graphc.backends.micro_c.strategies.helium.matching import is_copied, unguarded
+from graphc.backends.micro_c.strategies.helium.matching import is_copied, is_one_run, unguarded
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level
 from graphc.backends.micro_c.strategies.helium.sums import Emitter, HeliumOptions, moved
 from graphc.backends.micro_c.vectors import BYTES, LANES
@@ -33,7 +34,9 @@ class Dots(Emitter):
     """Sixteen products of bytes at a time."""
 
     def __init__(self, match: ProductMatch, options: HeliumOptions):
-        self.copied = is_copied(match)
+        deep = math.prod(k.count for k in match.depth)
+        self.long = deep > options.chunks * BYTES
+        self.copied = is_copied(match) or self.long and not is_one_run(match)
         super().__init__(match, options)
 
     def _tile_rows(self) -> int:
@@ -79,6 +82,27 @@ class Dots(Emitter):
     def _block(self, tile: _Tile) -> None:
         """The sums of a block of columns, kept, and then finished."""
         sums = self.k.alloc(i32, (len(tile.rows) * tile.stride,), "stack")
+        if self.long:
+            self._long_rows(tile, sums)
+        else:
+            self._short_rows(tile, sums)
+        self._finish_all(tile, sums)
+
+    def _long_rows(self, tile: _Tile, sums: Buffer) -> None:
+        """The sums of a block, by the loops of byte_rows.py."""
+        weights = self._weight(tile.rows[0], tile.first)
+        first, *others = tile.reads
+        apart = simplify(others[0].index[0] - first.index[0]) if others else Const(0, i64)
+        assert isinstance(apart, Const)
+        rows = len(tile.reads)
+        parts = [tile.reads] if rows == ROWS else [[read] for read in tile.reads]
+        for t, part in enumerate(parts):
+            to = sums[Const(t * tile.stride, i64)]
+            numbers = int(apart.value), tile.stride, tile.levels[0].count, tile.width
+            self.k.emit(dots(to, part[0], weights, len(part), *numbers))
+
+    def _short_rows(self, tile: _Tile, sums: Buffer) -> None:
+        """The sums of a block, in registers."""
         together = self._together(tile)
         whole, rest = divmod(tile.width, together)
         if whole:
@@ -86,22 +110,17 @@ class Dots(Emitter):
                 self._columns_of(tile, sums, simplify(x * together), together)
         if rest:
             self._columns_of(tile, sums, Const(whole * together, i64), rest)
-        for t, at in enumerate(tile.rows):
-            self._finish_row(tile, at, sums[Const(t * tile.stride, i64)])
 
     # ------------------------------------------------------------ copies
 
     def _windows(self, rows: list[dict], inside: bool) -> tuple[list[Level], list[Load]]:
         """What some rows sum, copied to the stack."""
-        quad = centred_byte(unguarded(self.match))
-        assert quad is not None
-        load, zero = quad
         count = math.prod(k.count for k in self.match.depth)
-        window = self.k.alloc(load.dtype, (len(rows) * count,), "stack")
+        window = self.k.alloc(i8, (len(rows) * count,), "stack")
         for t, at in enumerate(rows):
             levels, (read,) = self._levels([at], inside)
             to = window[Const(t * count, i64)]
-            self._copy(levels, read, to, Const(zero, load.dtype))
+            self._copy(levels, read, to, Const(self.centre, i8))
         level = Level(Index("window", count), count, 1, 1)
         return [level], [window[Const(t * count, i64)] for t in range(len(rows))]
 
@@ -129,9 +148,12 @@ class Dots(Emitter):
             self._stored(to, read)
             return
         whole, rest = divmod(count, BYTES)
-        if whole:
-            with self._loop(whole) as x:
+        if whole > self.options.chunks:
+            with self.k.loop(whole) as x:
                 self._sixteen(BYTES, read, to, simplify(x * BYTES))
+        else:
+            for n in range(whole):
+                self._sixteen(BYTES, read, to, Const(n * BYTES, i64))
         if rest:
             self._sixteen(rest, read, to, Const(whole * BYTES, i64))
 
@@ -141,7 +163,7 @@ class Dots(Emitter):
             self._stored(moved(to, offset + v), value)
 
     def _stored(self, to: Load, value: Expr) -> None:
-        self.k.emit(Store(to.source, to.index, value))
+        self.k.emit(Store(to.source, to.index, _signed(value)))
 
     # ------------------------------------------------------------ sums
 
@@ -166,13 +188,18 @@ class Dots(Emitter):
             for read in reads
         ]
 
-    def _finish_row(self, tile: _Tile, at: dict, sums: Load) -> None:
+    def _finish_all(self, tile: _Tile, sums: Buffer) -> None:
+        """The outputs of a block, four columns of all rows at a time."""
         whole, rest = divmod(tile.width, LANES)
 
         def four(position: Expr, lanes: int) -> None:
             column = simplify(tile.first + position)
-            start = self.starts.at(True, at, column)
-            self._finish(at, column, lanes, lambda v: moved(sums, position + v), start)
+            start = self.starts.at(True, tile.rows[0], column)
+            totals = [
+                lambda v, t=t: sums[simplify(position + (t * tile.stride) + v)]
+                for t in range(len(tile.rows))
+            ]
+            self._finish_rows(tile.rows, column, lanes, totals, start)
 
         if whole:
             with self._loop(whole) as x:
@@ -242,11 +269,13 @@ class Dots(Emitter):
         """Sixteen neighbours in a register."""
         register = self.k.alloc(i8, (BYTES,), "reg")
         with self.k.loop(count, "vector", width=BYTES) as v:
-            element: Expr = moved(load, v)
-            if load.dtype is u8:
-                element = (element ^ Const(128, u8)).cast(i8)
-            self.k.store(register, v, element)
+            self.k.store(register, v, _signed(moved(load, v)))
         return register
+
+
+def _signed(byte: Expr) -> Expr:
+    """A byte less 128, if it is unsigned."""
+    return (byte ^ Const(128, u8)).cast(i8) if byte.dtype is u8 else byte
 
 
 def dots_shape(match: ProductMatch, options: HeliumOptions) -> tuple[int, int]:

@@ -77,6 +77,18 @@ def is_copied(match: ProductMatch) -> bool:
     return apart or _row_length(quad[0], match.depth) < SHORT_ROW
 
 
+def is_one_run(match: ProductMatch) -> bool:
+    """Whether a sum is over signed bytes that lie in one row, without padding."""
+    quad = centred_byte(unguarded(match))
+    assert quad is not None
+    deep = math.prod(k.count for k in match.depth)
+    return (
+        quad[0].dtype is i8 and not match.guards
+        and is_affine_in(quad[0].index[0], match.depth[-1]) == 1
+        and _row_length(quad[0], match.depth) == deep
+    )  # fmt: skip
+
+
 def _is_worth_a_copy(match: ProductMatch) -> bool:
     """Whether all columns together take much longer than a copy of what they sum."""
     assert match.column is not None

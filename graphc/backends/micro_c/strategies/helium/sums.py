@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from graphc.backends.micro_c.strategies.helium.initial_sums import Starts
 from graphc.backends.micro_c.strategies.helium.matching import element, unguarded
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level, conjunction, merged
-from graphc.backends.micro_c.vectors import LANES
+from graphc.backends.micro_c.vectors import LANES, VECTORS
 from graphc.ir.addresses import is_affine_in, unflatten_loads
-from graphc.ir.dtypes import i32, i64
+from graphc.ir.dtypes import DType, i32, i64
 from graphc.ir.expr import (
     Call,
     Const,
@@ -224,12 +224,48 @@ class Emitter:
         self, at: dict, column: Expr, lanes: int, total: Callable[[Expr], Expr], start: Expr | None
     ) -> None:
         """Four outputs (or fewer), of `total(lane)`."""
+        self._finish_rows([at], column, lanes, [total], start)
+
+    def _finish_rows(
+        self, rows: list[dict], column: Expr, lanes: int, totals: list[Callable[[Expr], Expr]],
+        start: Expr | None,
+    ) -> None:  # fmt: skip
+        """Four outputs (or fewer) of each of some rows. Constants are loaded once for all rows."""
         outputs = self.match.computation.outputs
         marker = Load("sum", (Const(0, i64),), self.match.hole.dtype)
+        shared = self._shared(rows, column, lanes) if len(rows) > 1 else {}
+        if start is not None and len(rows) > 1:
+            start = self._lanes_of(lambda v: moved(start, v), start.dtype, lanes)[Const(0, i64)]
+        for at, total in zip(rows, totals):
+            with self.k.loop(lanes, "vector", width=LANES) as v:
+                value = total(v) if start is None else total(v) + moved(start, v)
+                constants = {load: register[v] for load, register in shared.items()}
+                expr = substitute(self.expr, constants)
+                here = {**at, self.column: simplify(column + v), marker: value}
+                store_outputs(self.k, outputs, self.match.offset, [expr], here)
+
+    def _shared(self, rows: list[dict], column: Expr, lanes: int) -> dict[Expr, Buffer]:
+        """The constants of the epilogue that all rows of a tile have, in registers."""
+        own = {self.column, *self.fixed}
+        registers: dict[Expr, Buffer] = {}
+        for load in dict.fromkeys(loads(self.expr)):
+            constant = load.source in self.match.computation.constants
+            kind = (load.dtype, LANES) in VECTORS
+            if constant and kind and self.column in free_indices(load) <= own:
+                registers[load] = self._lanes_of(
+                    lambda v, load=load: simplify(
+                        load, {**rows[0], self.column: simplify(column + v)}
+                    ),
+                    load.dtype, lanes,
+                )  # fmt: skip
+        return registers
+
+    def _lanes_of(self, value: Callable[[Expr], Expr], dtype: DType, lanes: int) -> Buffer:
+        """A register of these values."""
+        register = self.k.alloc(dtype, (LANES,), "reg")
         with self.k.loop(lanes, "vector", width=LANES) as v:
-            value = total(v) if start is None else total(v) + moved(start, v)
-            here = {**at, self.column: simplify(column + v), marker: value}
-            store_outputs(self.k, outputs, self.match.offset, [self.expr], here)
+            self.k.store(register, v, value(v))
+        return register
 
 
 def moved(load: Expr, offset: Expr) -> Load:
