@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from graphc.backends.micro_c.byte_rows import ROWS, dots
 from graphc.backends.micro_c.intrinsics import dot16
@@ -195,10 +196,8 @@ class Dots(Emitter):
         def four(position: Expr, lanes: int) -> None:
             column = simplify(tile.first + position)
             start = self.starts.at(True, tile.rows[0], column)
-            totals = [
-                lambda v, t=t: sums[simplify(position + (t * tile.stride) + v)]
-                for t in range(len(tile.rows))
-            ]
+            kept = [sums[simplify(position + t * tile.stride)] for t in range(len(tile.rows))]
+            totals = [partial(moved, load) for load in kept]
             self._finish_rows(tile.rows, column, lanes, totals, start)
 
         if whole:

@@ -7,7 +7,7 @@ outputs at the edges are computed one row at a time, in one loop: their code is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from graphc.backends.micro_c.strategies.helium.matching import element, unguarde
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level, conjunction, merged
 from graphc.backends.micro_c.vectors import LANES, VECTORS
 from graphc.ir.addresses import is_affine_in, unflatten_loads
-from graphc.ir.dtypes import DType, i32, i64
+from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import (
     Call,
     Const,
@@ -227,15 +227,15 @@ class Emitter:
         self._finish_rows([at], column, lanes, [total], start)
 
     def _finish_rows(
-        self, rows: list[dict], column: Expr, lanes: int, totals: list[Callable[[Expr], Expr]],
+        self, rows: list[dict], column: Expr, lanes: int, totals: Sequence[Callable[[Expr], Expr]],
         start: Expr | None,
     ) -> None:  # fmt: skip
         """Four outputs (or fewer) of each of some rows. Constants are loaded once for all rows."""
         outputs = self.match.computation.outputs
         marker = Load("sum", (Const(0, i64),), self.match.hole.dtype)
-        shared = self._shared(rows, column, lanes) if len(rows) > 1 else {}
-        if start is not None and len(rows) > 1:
-            start = self._lanes_of(lambda v: moved(start, v), start.dtype, lanes)[Const(0, i64)]
+        shared = self._shared(rows[0], column, lanes) if len(rows) > 1 else {}
+        if isinstance(start, Load) and len(rows) > 1:
+            start = self._lanes_of(start, lanes)[Const(0, i64)]
         for at, total in zip(rows, totals):
             with self.k.loop(lanes, "vector", width=LANES) as v:
                 value = total(v) if start is None else total(v) + moved(start, v)
@@ -244,27 +244,25 @@ class Emitter:
                 here = {**at, self.column: simplify(column + v), marker: value}
                 store_outputs(self.k, outputs, self.match.offset, [expr], here)
 
-    def _shared(self, rows: list[dict], column: Expr, lanes: int) -> dict[Expr, Buffer]:
+    def _shared(self, at: dict, column: Expr, lanes: int) -> dict[Expr, Buffer]:
         """The constants of the epilogue that all rows of a tile have, in registers."""
         own = {self.column, *self.fixed}
         registers: dict[Expr, Buffer] = {}
         for load in dict.fromkeys(loads(self.expr)):
             constant = load.source in self.match.computation.constants
             kind = (load.dtype, LANES) in VECTORS
-            if constant and kind and self.column in free_indices(load) <= own:
-                registers[load] = self._lanes_of(
-                    lambda v, load=load: simplify(
-                        load, {**rows[0], self.column: simplify(column + v)}
-                    ),
-                    load.dtype, lanes,
-                )  # fmt: skip
+            one_by_one = is_affine_in(load.index[0], self.column) == 1 and len(load.index) == 1
+            if constant and kind and one_by_one and free_indices(load) <= own:
+                first = simplify(load, {**at, self.column: column})
+                assert isinstance(first, Load)
+                registers[load] = self._lanes_of(first, lanes)
         return registers
 
-    def _lanes_of(self, value: Callable[[Expr], Expr], dtype: DType, lanes: int) -> Buffer:
-        """A register of these values."""
-        register = self.k.alloc(dtype, (LANES,), "reg")
+    def _lanes_of(self, first: Load, lanes: int) -> Buffer:
+        """A register of so many neighbours."""
+        register = self.k.alloc(first.dtype, (LANES,), "reg")
         with self.k.loop(lanes, "vector", width=LANES) as v:
-            self.k.store(register, v, value(v))
+            self.k.store(register, v, moved(first, v))
         return register
 
 
