@@ -2,14 +2,17 @@
 
     python benchmarks/bench_train.py --directory MODELS [--threads 1 2] [--seconds 10] [NAME ...]
     python benchmarks/bench_train.py --directory MODELS --compiled       # torch.compile as well
+    python benchmarks/bench_train.py --directory MODELS --cpu-time       # on a busy machine
     python benchmarks/bench_train.py --directory MODELS --memory         # peaks instead of times
 
 A step is forward, backward and AdamW, on one batch. All run in turn in one process, from the same
 weights; PyTorch has its fused AdamW. One JSON line per model and number of threads; `eager_x` and
 `compiled_x` are the median over rounds of PyTorch's time by graphc's, `loss_apart` how far the
-losses of the first step are apart, by their size. With `--memory` each contender runs in a process
-of its own, and `peak_mb` is the most memory that it held during steps, after what it takes to
-compile. Models are those of `BATCHES`; their ONNX files are of batch 1 and get other shapes here.
+losses of the first step are apart, by their size. `--cpu-time` counts the time of the process on
+processors, of all threads, instead of the time that passes. With `--memory` each contender runs in
+a process of its own, and `peak_mb` is the most memory that it held during steps, after what it
+takes to compile. Models are those of `BATCHES`; their ONNX files are of batch 1 and get other
+shapes here.
 """
 
 from __future__ import annotations
@@ -88,7 +91,7 @@ def cross_entropy(scores: dsl.Tensor, labels: dsl.Tensor) -> dsl.Tensor:
     return train.LOSSES["cross_entropy"](rows, dsl.Reshape(labels, np.array([-1])))
 
 
-def bench(path: Path, threads: int, seconds: float, compiled: bool) -> dict[str, Any]:
+def bench(path: Path, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     """One row."""
     import torch
 
@@ -102,14 +105,15 @@ def bench(path: Path, threads: int, seconds: float, compiled: bool) -> dict[str,
     contenders["eager"] = eager = case.torch(list(ours.recipe.chosen), False)
     losses = [eager()]
     failed = ""
-    if compiled:
+    if args.compiled:
         contenders["compiled"] = made = case.torch(list(ours.recipe.chosen), True)
         try:
             losses.append(made())
         except Exception as error:
             failed = f"{type(error).__name__}: {error}"[:200]
             del contenders["compiled"]
-    times = measure(contenders, seconds)
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    times = measure(contenders, args.seconds, clock)
     row: dict[str, Any] = {"model": case.name, "threads": threads, "compile_s": ready}
     row.update({f"{name}_ms": t.median * 1e3 for name, t in times.items()})
     for name in contenders:
@@ -190,6 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the rows and their means; 1 if a model failed."""
     parser = models.arguments("training steps of graphc next to PyTorch's")
     parser.add_argument("--seconds", type=float, default=10.0, help="per model")
+    parser.add_argument("--cpu-time", action="store_true", help="count time on processors")
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile as well")
     parser.add_argument("--memory", action="store_true", help="measure peaks of memory, not times")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
@@ -204,11 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = []
         for path in paths:
             try:
-                row = (
-                    memory(path, args)
-                    if args.memory
-                    else bench(path, threads, args.seconds, args.compiled)
-                )
+                row = memory(path, args) if args.memory else bench(path, threads, args)
             except GraphcError as error:
                 row, failed = {"model": path.stem, "threads": threads, "error": str(error)}, True
             rows.append(row)
