@@ -17,6 +17,7 @@ from dataclasses import field
 from graphc.autodiff.adjoint import Term, adjoints
 from graphc.autodiff.transpose import Solution, Unsolvable, solve
 from graphc.autodiff.values import filled
+from graphc.ir.addresses import is_affine_in
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
@@ -173,8 +174,19 @@ def _gathered(
     value = simplify(value, solution.known)
     outer = [c for c in solution.guards if free_indices(c).isdisjoint(rest)]
     inner = Solution(guards=[c for c in solution.guards if c not in outer])
-    total = reduce("sum", _guarded(sources, value, inner.guard), rest)
-    return _guarded(sources, total, Solution(guards=outer).guard)
+    summed = _forwards(_guarded(sources, value, inner.guard), rest)
+    return _guarded(sources, reduce("sum", summed, rest), Solution(guards=outer).guard)
+
+
+def _forwards(value: Expr, axes: Sequence[Index]) -> Expr:
+    """A term whose summed axes are counted from their ends where they walk against the element, as
+    taps do in the gradient of a convolution: so it slides over its taps as a convolution does."""
+    for axis in axes:
+        for position in (position for load in loads(value) for position in load.index):
+            if len(free_indices(position)) > 1 and (is_affine_in(position, axis) or 0) < 0:
+                value = simplify(value, {axis: axis.extent - 1 - axis})
+                break
+    return value
 
 
 def _guarded(sources: Sources, value: Expr, guard: Expr) -> Expr:

@@ -75,7 +75,9 @@ class Step:
     `gradient_norm`, steps need not tell the norm of gradients, which then are not stored where a
     parameter is updated as its gradient is computed. `dims` bounds open dimensions of the model
     ({"N": (1, 32)}): one program then takes batches of all sizes within the bounds, or there is an
-    UnsupportedError. Other open dimensions are those of a batch.
+    UnsupportedError. Other open dimensions are those of a batch. With `exact`, convolutions and
+    their gradients are computed by direct products alone, not by Winograd's algorithm, whose
+    rounding errors are larger.
 
     With `precision` bf16 or f16 (or tf32), what matrix products and convolutions multiply, forward
     and backward, is rounded to that type. Sums, everything between (normalisations, softmax, the
@@ -101,6 +103,7 @@ class Step:
         loss_scale: LossScale | None = None,
         gradient_norm: bool = True,
         dims: Mapping[str, int | tuple[int, int]] | None = None,
+        exact: bool = False,
     ):
         graph = with_own_names(as_inference(_imported(source)))
         self.graph = pin(graph, dims=dims)
@@ -115,6 +118,7 @@ class Step:
         self.precision = precision
         self._limit = None if memory is None else parsed(memory)
         self.threads, self.accumulate, self.count = threads, accumulate, 0
+        self.exact = exact
         chosen = tuple(discovered(self.graph, parameters, frozen))
         function = _named("loss", LOSSES, loss) if isinstance(loss, str) else loss
         if not isinstance(metrics, Mapping):
@@ -302,8 +306,9 @@ class Step:
             made, _ = self._made(make, types)
             tier = "exact" if all(t.is_static for t in types.values()) else "any"
             model = compile(
-                made.graph, threads=self.threads, precision=self.precision, specialise=tier
-            )
+                made.graph, threads=self.threads, precision=self.precision, specialise=tier,
+                exact=self.exact,
+            )  # fmt: skip
             if tier == "any" and not model.prepare():
                 raise UnsupportedError(f"there is no step for all sizes: {model.why_exact}")
             inputs = [p.name for p in made.graph.params]

@@ -1,4 +1,4 @@
-"""Convolutions of images: products with constants, whose rows slide over taps in two dimensions."""
+"""Convolutions of images: products with weights, whose rows slide over taps in two dimensions."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class Convolution:
         return self.down, self.right
 
     @property
+    def changes(self) -> bool:
+        """Whether weights change from run to run, as those do that are trained."""
+        return not self.match.is_constant(self.match.b)
+
+    @property
     def columns(self) -> Dim:
         """How many output channels there are."""
         return elements_of(x.extent for x in self.match.cols)
@@ -41,8 +46,6 @@ def match_convolution(computation: Computation) -> Convolution | str:
     match = match_contraction(computation, types=(f32,))
     if isinstance(match, str):
         return match.replace("contraction", "convolution", 1)
-    if not match.is_constant(match.b):
-        return "convolution: weights must be constants, found ones that are computed"
     if match.outer:
         return "convolution: all channels must be summed, found groups"
     match.a = simplify(flatten_loads(match.a, match.shapes))

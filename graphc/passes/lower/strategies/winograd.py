@@ -1,8 +1,9 @@
-"""Winograd convolution: windows of 3 x 3 taps at stride 1, times constants, by fewer products.
+"""Winograd convolution: windows of 3 x 3 taps at stride 1, times weights, by fewer products.
 
 Tiles of m x m outputs take (m + 2)^2 products per pair of channels instead of 9 m^2
-(transforms/winograd.py). Weights are transformed and packed at compile time. The kernel goes over
-blocks of tiles, so that what is transformed stays in the second level of cache:
+(transforms/winograd.py). Weights are transformed and packed at compile time, or, where they are
+trained, by a kernel of their own. The kernel goes over blocks of tiles, so that what is transformed
+stays in the second level of cache:
 
 * the inputs of a block are transformed, channels in lanes; the operand is read where it lies, so
   padding and concatenation are not copied;
@@ -44,7 +45,7 @@ from graphc.passes.lower.strategies.winograd_costs import (
     cheapest,
     groups_of_panels,
 )
-from graphc.passes.lower.strategies.winograd_products import point_products
+from graphc.passes.lower.strategies.winograd_products import point_products, transformed_panels
 from graphc.passes.lower.transforms.winograd import POINTS, TAPS, Winograd, both_ways, winograd
 from graphc.passes.schedule.steps import Bind, Schedule, Tile, misfit
 from graphc.records import dataclass
@@ -146,14 +147,18 @@ class WinogradEmitter:
         """The kernel, and the packed weights: transformed, and for direct products."""
         match, products = self.planes.match, self.products.match
         self.emit()
-        packed, whole = [*products.temporaries, *match.temporaries], match.computation
+        packed, whole = [*match.temporaries, *products.temporaries], match.computation
         kernel = kernel_of_sums("winograd", self.k, whole, (match.a, *self.exprs), packed)
+        before = []
+        if self.planes.changes:
+            before = [transformed_panels(self.planes, self.form, self.products, self.taps)]
         depth, columns = self.planes.channels.count, most(self.plan.columns)
         work = 2 * self.form.points**2 * most(self.tiles) * depth * columns
         return Lowered(
             kernel,
-            [*products.prepare, *match.prepare],
+            [*match.prepare, *products.prepare],
             packed,
+            before,
             flops=work,
             inplace=in_place_of_epilogue(whole, self.offset, self.exprs, [match.a]),
         )

@@ -12,7 +12,7 @@ from graphc.ir.extents import ceil_divided, most, points
 from graphc.ir.types import Dim
 from graphc.passes.analysis.convolution import Convolution
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
-from graphc.passes.lower.transforms.winograd import POINTS, Winograd, operations, winograd
+from graphc.passes.lower.transforms.winograd import POINTS, TAPS, Winograd, operations, winograd
 
 DIRECT = 0.9  # of the peak that direct products reach
 BATCHED = 0.8  # of the peak that products of transformed values reach
@@ -70,10 +70,11 @@ def _time(planes: Convolution, form: Winograd, options: RegisterTileOptions) -> 
     outputs = (n + m) * operations(form.results) + n * n + 3 * m * m
     transforms = tiles * (-(-depth // lanes) * _inputs(form) + columns * outputs)
     size = n * n * depth * columns * options.vector_bytes
-    if size <= options.l2_bytes // 2:
-        return products + transforms
-    blocks = -(-tiles // block)
-    return products + transforms + blocks * size / BYTES
+    is_near = size <= options.l2_bytes // 2
+    if planes.changes:
+        weights = (TAPS + n) * operations(form.weights) + TAPS**2 + n * n
+        transforms += depth * columns * weights + (0 if is_near else size / BYTES)
+    return products + transforms + (0 if is_near else -(-tiles // block) * size / BYTES)
 
 
 def tiles_of(planes: Convolution, form: Winograd) -> int:

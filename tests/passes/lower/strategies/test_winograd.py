@@ -10,6 +10,7 @@ from differential import CpuOf, build, check, floats, native, program_of
 from numpy.lib.stride_tricks import sliding_window_view
 from open_shapes import agrees_on_the_cpu
 
+from graphc.autodiff.reverse import gradients
 from graphc.backends.llvm_cpu.codegen import compile_program
 from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.driver import program_for
@@ -134,6 +135,87 @@ def test_kernels_stay_within_their_buffers(outputs, columns, block, monkeypatch)
     graph, inputs = build(make, x=x)
     assert "winograd" in used(graph)
     check(graph, inputs, (64, 32, 16), interpreted=(64, 16))
+
+
+# ---------------------------------------------------------------- weights that are trained
+
+
+def trained(x, weights, pads, more=lambda b, y: y):
+    """A graph with a convolution of 3 x 3 taps by weights that are an input, and its inputs."""
+    same = np.eye(x.shape[1], dtype=np.float32)[:, :, None, None] * 0.5
+
+    def make(b, image, taps):
+        return more(b, b.Conv(b.Conv(image, same), taps, pads=list(pads)))
+
+    return build(make, x=x, weights=weights)
+
+
+@pytest.mark.parametrize("shape, pads, columns", [SHAPES[0], SHAPES[2], SHAPES[3], SHAPES[5]])
+@pytest.mark.parametrize("outputs", POINTS)
+def test_weights_are_transformed_at_run_time(shape, pads, columns, outputs, monkeypatch):
+    monkeypatch.setattr(strategy, "cheapest", lambda *_: [outputs])
+    r = rng(21)
+    x, weights = floats(r, *shape), floats(r, columns, shape[1], TAPS, TAPS)
+    graph, inputs = trained(x, weights, pads)
+    assert {"winograd", "winograd_weights"} <= used(graph)
+    (result,) = native(program_of(graph), inputs)
+    expected = in_float64(x, weights, pads)
+    assert np.abs(result - expected).max() < BOUND * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("outputs", POINTS)
+@pytest.mark.parametrize("columns, block", [(16, 9), (21, 4)])
+def test_transformed_weights_stay_within_their_buffers(outputs, columns, block, monkeypatch):
+    monkeypatch.setattr(strategy, "cheapest", lambda *_: [outputs])
+    monkeypatch.setattr(strategy, "block_of_tiles", lambda *_: block)
+    r = rng(22)
+    x, weights = floats(r, 1, 18, 5, 6), floats(r, columns, 18, TAPS, TAPS)
+    graph, inputs = trained(x, weights, (1, 0, 1, 2), lambda b, y: b.Relu(y))
+    assert {"winograd", "winograd_weights"} <= used(graph)
+    check(graph, inputs, (64, 32, 16), interpreted=(64, 16))
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF, 3e38])
+def test_trained_weights_that_are_not_finite_reach_their_channel_alone(value, monkeypatch):
+    monkeypatch.setattr(strategy, "cheapest", lambda *_: [4])
+    r = rng(23)
+    x, weights = floats(r, 1, 32, 13, 11), floats(r, 48, 32, TAPS, TAPS)
+    weights[5, 3, 1, 2] = value
+    graph, inputs = trained(x, weights, (1, 1, 1, 1))
+    assert "winograd_weights" in used(graph)
+    with np.errstate(all="ignore"):
+        expected = in_float64(x, weights, (1, 1, 1, 1)).astype(np.float32)
+        (result,) = native(program_of(graph), inputs)
+    near = np.abs(expected) < 1e6
+    assert near[:, np.arange(48) != 5].all() and not near[:, 5].all()
+    np.testing.assert_allclose(result[near], expected[near], 1e-4, 1e-4)
+    is_nan = np.isnan(expected)
+    assert (np.isnan(result) == is_nan).all()
+    np.testing.assert_allclose(result[~near & ~is_nan], expected[~near & ~is_nan], 1e-5)
+
+
+def test_gradients_of_images_are_convolutions_too(monkeypatch):
+    monkeypatch.setattr(strategy, "cheapest", lambda *_: [4])
+    r = rng(25)
+    x, w = floats(r, 2, 32, 12, 9), floats(r, 40, 32, TAPS, TAPS)
+    before, after = floats(r, 32, 32, 1, 1), floats(r, 32, 40, 1, 1)
+
+    def make(b, image, taps):
+        first = b.Conv(image, before)
+        y = b.Conv(b.Conv(first, taps, pads=[1, 0, 1, 2]), after)
+        total = b.ReduceSum(b.Mul(y, y), keepdims=0)
+        return gradients(b.region, {total: b.constant(np.float32(1))}, [image])
+
+    graph, inputs = build(make, x=x, w=w)
+    program = check(graph, inputs, (64,), interpreted=())
+    names = [name.rsplit("_", 1)[0] for name in program.kernels]
+    assert names.count("winograd") == 2
+
+
+def test_weights_that_cost_more_to_transform_than_they_save_are_not():
+    r = rng(24)
+    graph, _ = trained(floats(r, 1, 128, 6, 6), floats(r, 128, 128, TAPS, TAPS), (1, 1, 1, 1))
+    assert "contract" in used(graph) and "winograd" not in used(graph)
 
 
 def _residual(b, y, r):
