@@ -30,11 +30,13 @@ from graphc.passes.lower.strategies.tile_plan import (
 LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns
 FEW_AGAIN = 64  # rows, of which one may be computed twice to have tiles of one size
 FEW_PANELS = 4  # that do not make up for a copy of rows
-TOGETHER = 8  # tiles, and panels, of a block whose depth the caches do not hold
+TOGETHER = 8  # panels of a block whose depth the caches do not hold
+TILES_FOR_PANEL = 4  # of such a block
 STACK = 1 << 17  # bytes of sums on the stack
 NEAR = 24 << 10  # bytes that stay in the first cache
 BLOCK_SUMS = 1 << 16  # bytes of sums of a block of panels
 PIECES = PARALLEL_PIECES  # independent blocks that there should be, for a few threads to share
+DEEP_PIECES = 4  # of them, where each block reads a depth that the caches do not hold
 PART_FOR_TILE = 8  # of the second level of cache: what a tile may read without blocks
 PART_FOR_BLOCK = 2  # of it: what panels of a block take, and outputs that need no blocks
 SEVERAL, MANY_TILES = 4, 16  # places, and tiles for each panel, enough to go over panels inside
@@ -152,11 +154,14 @@ def _in_blocks(e: TileEmitter) -> LoopPlan:
         fitting = e.options.l2_bytes // PART_FOR_BLOCK // (most(e.plan.depth) * e.plan.panel * size)
         room = STACK // (rows[0].size * e.plan.panel * size)
         if fitting >= min(TOGETHER, columns.count):
-            blocks = Blocks(1, min(fitting, max(room, 1), columns.count))
+            loops = LoopPlan(
+                pieces=PIECES, blocks=Blocks(1, min(fitting, max(room, 1), columns.count))
+            )
         else:
             count = most(rows[0].count) * points(e.places)
-            blocks = Blocks(min(TOGETHER, count), min(TOGETHER, columns.count))
-        loops = LoopPlan(pieces=PIECES, blocks=blocks)
+            tiles = min(TOGETHER * TILES_FOR_PANEL, count)
+            blocks = Blocks(tiles, min(TOGETHER, columns.count))
+            loops = LoopPlan(pieces=DEEP_PIECES, blocks=blocks)
     assert isinstance(e.a, Load)
     along = is_affine_in(e.a.index[0], e.tiled) == 1
     bands = rows if e.plan.in_blocks else rows[:1]

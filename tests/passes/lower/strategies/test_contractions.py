@@ -309,7 +309,7 @@ def small_caches(request, monkeypatch):
     if request.param == "several tiles":
         monkeypatch.setattr(tile_rules, "PART_FOR_BLOCK", 1 << 40)
         monkeypatch.setattr(tile_rules, "TOGETHER", 5)
-        monkeypatch.setattr(tile_rules, "PIECES", 1)
+        monkeypatch.setattr(tile_rules, "DEEP_PIECES", 1)
 
 
 BLOCKED = [(14, 12, 32), (31, 13, 161), (1, 29, 200), (97, 7, 97), (50, 40, 320), (5, 61, 16)]
