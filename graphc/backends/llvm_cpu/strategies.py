@@ -16,6 +16,7 @@ from graphc.passes.lower.strategies.block_tiles import BlockTiles
 from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
 from graphc.passes.lower.strategies.register_tiles import RegisterTiles
+from graphc.passes.lower.strategies.split_sums import lower_split_sums
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 from graphc.passes.lower.strategies.winograd import WinogradTiles
 from graphc.passes.schedule.choosing import Choose, take_first
@@ -40,6 +41,7 @@ def strategies(machine: Machine, exact: bool = False) -> Sequence[Strategy]:
         *fast,
         RegisterTiles(contraction),
         BlockTiles(contraction),
+        partial(lower_split_sums, options=nest, l2_bytes=machine.caches[1]),
         nest_strategy(nest),
     ]
 
