@@ -68,7 +68,7 @@ def _time(planes: Convolution, form: Winograd, options: RegisterTileOptions) -> 
     block = block_of_tiles(planes, form, options)
     products = n * n * tiles * depth * columns / (BATCHED * min(1, block / FEWEST_TILES))
     outputs = (n + m) * operations(form.results) + n * n + 3 * m * m
-    transforms = tiles * (-(-depth // lanes) * _inputs(form) + columns * outputs)
+    transforms: float = tiles * (-(-depth // lanes) * _inputs(form) + columns * outputs)
     size = n * n * depth * columns * options.vector_bytes
     is_near = size <= options.l2_bytes // 2
     if planes.changes:
