@@ -10,6 +10,8 @@
     mask(bits, held, lanes)             bit j of bits[0] becomes held[j], for so many lanes
     lowest(place, bits)                 place[0] becomes the lowest bit set in bits[0], which has
                                         one and loses it
+    prefetch(place, lines)              nothing changes; so many lines of caches from an element on,
+                                        which need not exist, are about to be read
 
 `sum` is an element of type i32 (sums wrap), `a` and `w` are loads of the first of two or four
 consecutive elements (of dot4 `a` int8 or uint8 and `w` int8, of wide ones both int16, of dot4_mixed
@@ -39,7 +41,9 @@ DOT4_CODES = "dot4_codes"
 TRANSPOSE = "transpose"
 MASK = "mask"
 LOWEST = "lowest"
-NAMES = (DOT2_WIDE, DOT4, DOT4_WIDE, DOT4_MIXED, DOT4_CODES, TRANSPOSE, MASK, LOWEST)
+PREFETCH = "prefetch"
+NAMES = (DOT2_WIDE, DOT4, DOT4_WIDE, DOT4_MIXED, DOT4_CODES, TRANSPOSE, MASK, LOWEST, PREFETCH)
+LINE = 64  # bytes of a line of caches
 LANES, PAIR = 4, 2
 MASK_BITS = 64
 
@@ -100,6 +104,11 @@ def lowest(place: Buffer, bits: Buffer) -> Intrin:
     return Intrin(LOWEST, (place[0], bits[0]))
 
 
+def prefetch(place: Load, lines: int) -> Intrin:
+    """The statement."""
+    return Intrin(PREFETCH, (place, Const(lines, i64)))
+
+
 def meaning(stmt: Intrin) -> Body:
     """The same in plain statements."""
     if stmt.name in (DOT2_WIDE, DOT4, DOT4_WIDE, DOT4_MIXED):
@@ -112,6 +121,8 @@ def meaning(stmt: Intrin) -> Body:
         return (_meaning_of_mask(stmt),)
     if stmt.name == LOWEST:
         return tuple(_meaning_of_lowest(stmt))
+    if stmt.name == PREFETCH:
+        return ()
     raise InternalError(f"no instruction of several targets is named {stmt.name}")
 
 

@@ -17,6 +17,7 @@ from graphc.backends.llvm_cpu import spell
 from graphc.backends.llvm_cpu.emit_bits import emit_lowest, emit_mask
 from graphc.backends.llvm_cpu.emit_dots import emit_dot2_wide, emit_dot4, emit_dot4_codes
 from graphc.backends.llvm_cpu.emit_expr import ExprEmitter, Storage
+from graphc.backends.llvm_cpu.emit_prefetch import emit_prefetch
 from graphc.backends.llvm_cpu.emit_transpose import emit_transpose
 from graphc.backends.llvm_cpu.registers import Carried, Registers, StaysInMemory, stored_in
 from graphc.backends.llvm_cpu.spell import Typed
@@ -36,7 +37,15 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.extents import as_dim, is_of_sizes
-from graphc.ir.instructions import DOT2_WIDE, DOT4, DOT4_CODES, LOWEST, MASK, TRANSPOSE
+from graphc.ir.instructions import (
+    DOT2_WIDE,
+    DOT4,
+    DOT4_CODES,
+    LOWEST,
+    MASK,
+    PREFETCH,
+    TRANSPOSE,
+)
 from graphc.ir.kernel import (
     Alloc,
     Body,
@@ -324,6 +333,8 @@ class _Function:
             emit_mask(self.expr, stmt)
         elif stmt.name == LOWEST:
             emit_lowest(self.expr, stmt)
+        elif stmt.name == PREFETCH:
+            emit_prefetch(self.expr, stmt)
         else:
             raise InternalError(f"CPUs have no instruction {stmt.name}")
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index
+from graphc.ir.expr import Const, Expr, Index, Load, as_expr, select
 from graphc.ir.extents import part_from, points
+from graphc.ir.instructions import LINE, prefetch
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
@@ -108,6 +109,7 @@ class _Block:
         self.steps = e.plan.split
         self.is_staged = loops.staged and blocks.panels > 1
         self.panels_outside = loops.order == COLUMNS_OUTSIDE
+        self.are_again = loops.blocks is not None and loops.blocks.tiles > 0
         self.pieces = e.pieces(columns.size)
 
     def emit(self, right: Expr, down: Expr) -> None:
@@ -133,8 +135,11 @@ class _Block:
 
     def cells(self, band: _Band) -> int:
         """The sums of all tiles of a band."""
-        tiles = min(self.blocks.tiles, band.rows.count * points(self.places))
-        return tiles * self.blocks.panels * self.of_tile(band)
+        return self.tiles(band) * self.blocks.panels * self.of_tile(band)
+
+    def tiles(self, band: _Band) -> int:
+        """The tiles of a band, at most."""
+        return min(self.blocks.tiles, band.rows.count * points(self.places))
 
     def of_tile(self, band: _Band) -> int:
         return band.rows.size * self.e.plan.panel
@@ -175,7 +180,8 @@ class _Block:
             known = {**self.fixed, **at}
             with packed_on_stack(e, self.first, self, own, points(inside), known):
                 if self.panels_outside:
-                    self.add_panels(total, own, at)
+                    is_last = (part + 1).eq(elements_of(extents))
+                    self.add_panels(total, own, points(inside), at, is_last)
                 else:
                     self.add_rows(total, own, points(inside), at)
         for band in self.bands:
@@ -200,15 +206,48 @@ class _Block:
                 with self.together(size, row, own, most, here), k.loop(self.panels) as n:
                     self.add(total, self.start(band, t, n), size, row, n, own, here)
 
-    def add_panels(self, total: Buffer, own: list[Index], at: dict) -> None:
-        """The same: the rows pass over a part of a panel, which the first cache holds."""
+    def add_panels(
+        self, total: Buffer, own: list[Index], most: int, at: dict, is_last: Expr
+    ) -> None:
+        """The same: the rows pass over a part of a panel, which the first cache holds, while the
+        part that is next comes into the second."""
         k = self.e.k
         with k.loop(self.panels) as n:
+            tiles, after = 0, self.next_part(n, own, at, is_last)
             for band in self.bands:
                 with k.loop(band.tiles) as t:
                     fixed, row = self.row(band, t)
+                    if after is not None:
+                        self.fetch(after, most, tiles + t)
                     start = self.start(band, t, n)
                     self.add(total, start, band.rows.size, row, n, own, {**fixed, **at})
+                tiles += self.tiles(band)
+
+    def next_part(self, n: Expr, own: list[Index], at: dict, is_last: Expr) -> Load | None:
+        """Where the part of a panel begins that is multiplied after that of panel `n`: the same of
+        the next panel, the next of the first panel, or, after the last, that of the next block.
+        None where panels are several tensors."""
+        e, plan = self.e, self.e.plan
+        none = dict.fromkeys(own, Const(0, i64))
+        start = {i: simplify(v, none) for i, v in at.items()} | none
+        first = e.panel_element({**self.fixed, **start}, self.first + n)
+        if first is None:
+            return None
+        size = as_expr(own[0].extent, i64) * points(own[1:])
+        block = self.panels * as_expr(plan.depth, i64)
+        again = block if self.are_again else 0  # for the tiles of rows of the next block
+        to_first = size + plan.depth - block
+        step = select(is_last, size - again, to_first)
+        step = select((n + 1).eq(self.panels), step, plan.depth)
+        (index,) = first.index
+        return Load(first.source, (e.k.let(simplify(index + step * e.row_of_panel)),), first.dtype)
+
+    def fetch(self, after: Load, steps: int, tile: Expr) -> None:
+        """Asks for the lines of a part of so many steps that fall to a tile."""
+        lines = -(-steps * self.e.row_of_panel * after.dtype.size // LINE)
+        each = -(-lines // sum(map(self.tiles, self.bands)))
+        at = after.index[0] + tile * (each * LINE // after.dtype.size)
+        self.e.k.emit(prefetch(Load(after.source, (simplify(at),), after.dtype), each))
 
     def add(
         self, total: Buffer, start: Expr, size: int, row: Expr, n: Expr, depth: list[Index],

@@ -26,7 +26,7 @@ from graphc.ir.expr import (
     substitute,
 )
 from graphc.ir.extents import as_dim, least, points
-from graphc.ir.instructions import LANES, PAIR
+from graphc.ir.instructions import LANES, LINE, PAIR
 from graphc.ir.simplify import bounds, simplify, to_poly
 from graphc.ir.types import Dim
 from graphc.passes.analysis.computation import index_of
@@ -38,7 +38,6 @@ from graphc.records import dataclass
 
 LARGEST_COPY = 1 << 26  # elements
 FEWEST_ROWS, FEWEST_COLUMNS = 4, 8  # from which on a copy of rows in int16 pays
-LINE = 64  # bytes of a line of caches
 
 
 def prepare_rows(match: Match) -> None | str:

@@ -591,7 +591,16 @@ class TileEmitter:
             return "serial"
         return "unroll"
 
-    def _whole_element(self, where: dict, panel: Expr, lane: Expr, at: dict) -> Expr:
+    def panel_element(self, at: dict, panel: Expr) -> Load | None:
+        """The first element of a panel at a step of the depth; None if `b` has several panels."""
+        return self._whole_element(at, panel, NOTHING, at) if self._is_whole else None
+
+    @property
+    def row_of_panel(self) -> int:
+        """Elements of a panel at a step of the depth."""
+        return self.plan.panel * self.plan.together
+
+    def _whole_element(self, where: dict, panel: Expr, lane: Expr, at: dict) -> Load:
         """The element of `b` that is packed whole, whose summed indices may have been merged."""
         (packed,) = self.packed
         outer = tuple(where[x] for x in packed.outer)

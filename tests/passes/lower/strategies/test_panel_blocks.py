@@ -1,6 +1,6 @@
 """Parts of panels that the first cache holds, for processors whose tiles are low."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,8 +10,13 @@ from differential import TOLERANCE, assert_same, build, interpret_program, nativ
 from graphc.backends.llvm_cpu.machine import machine_of
 from graphc.backends.llvm_cpu.target import cross_target
 from graphc.driver import optimise, program_for
+from graphc.ir.dtypes import f32, i64
+from graphc.ir.expr import Const
 from graphc.ir.graph import clone_graph
+from graphc.ir.instructions import LINE, PREFETCH
 from graphc.ir.interp import interpret
+from graphc.ir.kernel import Buffer, For, Intrin, Let, Store, walk_stmts
+from graphc.ir.kernel_interp import run_kernel
 from graphc.passes.analysis.compose import computations
 from graphc.passes.schedule.steps import Order, Tile, parse
 from graphc.targets.base import option
@@ -76,3 +81,41 @@ def test_tall_tiles_have_no_such_blocks():
     assert len(low.all(Tile, "columns")) == 2 and low.the(Order).middle == "columns"
     assert len(tall.all(Tile, "columns")) == 1
     assert parse(low.text) == low
+
+
+def marks(body):
+    """The statements of a body that ask for lines, as stores of 1 in the cells of `asked` that
+    stand for them; what multiplies is left out."""
+    for stmt in body:
+        if isinstance(stmt, For):
+            inner = tuple(marks(stmt.body))
+            if inner:
+                yield replace(stmt, body=inner)
+        elif isinstance(stmt, Let) and stmt.ref.dtype is i64:
+            yield stmt
+        elif is_prefetch(stmt):
+            place, lines = stmt.args
+            for line in range(lines.value):
+                cell = place.index[0] // (LINE // place.dtype.size) + line
+                yield Store("asked", (cell,), Const(1.0, f32))
+
+
+@pytest.mark.parametrize("rows, columns, few", [(33, 416, 1), (301, 32, 0)])
+def test_parts_of_panels_are_asked_for_before_they_are_read(rows, columns, few):
+    """All but the first part of the first panel; where rows are in several blocks, each asks for
+    what the next one reads again."""
+    depth, pieces = 600, 3
+    graph, _ = product(rows, depth, columns)
+    program = program_for(graph, CpuLike(mcpu="haswell"))
+    (kernel,) = [k for k in program.kernels.values() if any(map(is_prefetch, walk_stmts(k.body)))]
+    steps = columns // 16 * depth  # each a line of sixteen floats
+    arrays = {b.name: np.zeros(b.shape, b.dtype.np) for b in kernel.params}
+    arrays["asked"] = np.zeros(2 * steps, np.float32)
+    params = *kernel.params, Buffer("asked", f32, (2 * steps,), "out")
+    run_kernel(replace(kernel, params=params, body=tuple(marks(kernel.body))), arrays)
+    panels, missed = np.divmod(np.flatnonzero(arrays["asked"][:steps] == 0), depth)
+    assert np.all(missed < depth // pieces) and len(np.unique(panels)) == few
+
+
+def is_prefetch(stmt):
+    return isinstance(stmt, Intrin) and stmt.name == PREFETCH
