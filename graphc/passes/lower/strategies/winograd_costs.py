@@ -16,7 +16,7 @@ from graphc.passes.lower.transforms.winograd import POINTS, TAPS, Winograd, oper
 
 DIRECT = 0.9  # of the peak that direct products reach
 BATCHED = 0.8  # of the peak that products of transformed values reach
-BYTES = 12  # that come from beyond the second level of cache, per multiply-add
+BYTES = 12 / 64  # that come from beyond the second level of cache, per byte of vectors multiplied
 GAIN = 1.1  # at least, for what code and transformed weights take
 TRANSFORMED_AGAIN = 0.06  # of the time of products: what transforms take that are done again
 STACK = 5 << 17  # bytes of transformed inputs, at most
@@ -70,11 +70,12 @@ def _time(planes: Convolution, form: Winograd, options: RegisterTileOptions) -> 
     outputs = (n + m) * operations(form.results) + n * n + 3 * m * m
     transforms: float = tiles * (-(-depth // lanes) * _inputs(form) + columns * outputs)
     size = n * n * depth * columns * options.vector_bytes
-    is_near = size <= options.l2_bytes // 2
+    near = size <= options.l2_bytes // 2
+    read = 0.0 if near else size / (BYTES * options.vector_bytes)
     if planes.changes:
         weights = (TAPS + n) * operations(form.weights) + TAPS**2 + n * n
-        transforms += depth * columns * weights + (0 if is_near else size / BYTES)
-    return products + transforms + (0 if is_near else -(-tiles // block) * size / BYTES)
+        transforms += depth * columns * weights + read
+    return products + transforms + -(-tiles // block) * read
 
 
 def tiles_of(planes: Convolution, form: Winograd) -> int:

@@ -13,14 +13,17 @@ from open_shapes import agrees_on_the_cpu
 from graphc.autodiff.reverse import gradients
 from graphc.backends.llvm_cpu.codegen import compile_program
 from graphc.backends.llvm_cpu.runtime import NativeModel
-from graphc.driver import program_for
+from graphc.driver import optimise, program_for
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import Call, Const, Ref, Sym, substitute
 from graphc.ir.graph import clone_graph
 from graphc.ir.types import TensorType
+from graphc.passes.analysis.compose import computations
 from graphc.passes.lower.strategies import winograd as strategy
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 from graphc.passes.lower.transforms.winograd import POINTS, TAPS, operations, times, winograd
+from graphc.targets.cpu import Cpu
 
 BOUND = 1e-5  # of the range of a result; what docs/definitions.md states
 NAN, INF = np.nan, np.inf
@@ -348,3 +351,21 @@ def test_equal_options_give_equal_code():
     make, _ = convolution(x, (1, 1, 1, 1), 32)
     programs = [program_of(build(make, x=x)[0]) for _ in range(2)]
     assert programs[0].kernels == programs[1].kernels
+
+
+@pytest.mark.parametrize(
+    "channels, side, vector_bytes, l2_bytes, taken",
+    [
+        (512, 7, 32, 512 << 10, False),  # whose transformed weights come from memory, twice
+        (512, 7, 64, 1 << 20, True),
+        (64, 28, 32, 512 << 10, True),
+    ],
+)
+def test_few_places_take_direct_products(channels, side, vector_bytes, l2_bytes, taken):
+    x = np.ones((1, channels, side, side), np.float32)
+    make, _ = convolution(x, (1, 1, 1, 1), channels)
+    graph, _ = build(make, image=x)
+    ops = optimise(graph, target=Cpu()).ops
+    tiles = strategy.WinogradTiles(RegisterTileOptions(vector_bytes, 16, l2_bytes))
+    proposals = [tiles.propose(c) for c in computations([op for op in ops if op.inputs])]
+    assert any(not isinstance(p, str) for p in proposals) is taken
