@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -30,9 +31,14 @@ QUICK = 2
 
 
 def collected(folder: Path, *options: str) -> list[str]:
-    """The names of the tests that would run."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options, "."]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    """The names of the tests that would run, whatever options the caller's own pytest has."""
+    own = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    command = [
+        sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist",
+        "-p", "no:cacheprovider", *options, ".",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return re.findall(r"::(\S+)", done.stdout)
 
