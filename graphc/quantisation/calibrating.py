@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -11,9 +10,9 @@ from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Value, clone_graph
-from graphc.observing import observe
-from graphc.quantisation import four_bits, half, ranges, recurrent
-from graphc.quantisation.layers import Choice, Layer
+from graphc.ir.ops.in_range import own_results
+from graphc.quantisation import embeddings, four_bits, half, ranges, recurrent
+from graphc.quantisation.layers import Choice, Layer, all_layers
 from graphc.quantisation.levels import INTEGER
 from graphc.quantisation.moments import Moments, columns_of, rows_read
 from graphc.quantisation.open_types import Types, lend
@@ -25,6 +24,7 @@ from graphc.quantisation.recurrent import (
     recurrent_layers,
 )
 from graphc.quantisation.rewriting import Precision, Stored, Weights
+from graphc.quantisation.running import Observed
 from graphc.quantisation.samples import Samples
 from graphc.quantisation.statistics import Statistics
 from graphc.quantisation.weights import rounded
@@ -39,12 +39,9 @@ class Calibration:
     left out.
     """
 
-    def __init__(
-        self, graph: Graph, types: Types, data: Samples, options: Options, note: Note,
-        compiling: Mapping[str, Any],
-    ):  # fmt: skip
-        self.graph, self.types, self.data, self.options = graph, types, data, options
-        self.note, self.compiling = note, compiling
+    def __init__(self, model: Observed, types: Types, data: Samples, options: Options, note: Note):
+        self.model, self.types, self.data, self.options = model, types, data, options
+        self.note = note
         self.choice = self.chosen(options.left_out)
         self.recurrent = [
             layer for layer in recurrent_layers(self.choice.graph)
@@ -54,6 +51,13 @@ class Calibration:
         self.weights: dict[str, dict[str, Weights]] = {}
         self.stored: dict[str, dict[str, Stored]] = {}
         self.recurrent_weights: dict[str, RecurrentWeights] = {}
+        self.ranges: dict[tuple[dtypes.DType, frozenset[str]], Parameters] = {}  # by their values
+        model.announce(self._read())
+
+    @property
+    def graph(self) -> Graph:
+        """The float graph."""
+        return self.model.graph
 
     def chosen(self, left_out: Iterable[str]) -> Choice:
         """A copy of the graph, with the layers that become integer: all but some."""
@@ -61,12 +65,23 @@ class Calibration:
         lend(graph, self.types)
         return Choice(graph, self.options.whole, frozenset(left_out))
 
+    def _read(self) -> Iterator[str]:
+        """The names of the values that are observed, here or to measure a model."""
+        graph = self.choice.graph
+        yield from (name for name, _ in own_results(graph))
+        for layer in [*all_layers(graph), *recurrent_layers(graph)]:
+            yield from (layer.data.name, layer.end.name)
+        if self.options.embeddings != "float":
+            yield from (table.end.name for table in embeddings.tables(graph))
+        if any(level in INTEGER for level in self.options.allowed):
+            yield from (value.name for value in self.choice.groups)
+
     def prepare(self, levels: Sequence[str]) -> None:
         """Observes what these levels need."""
         integer = [level for level in levels if level in INTEGER]
         if integer:
             self.note("observing values")
-            self.statistics = self._statistics()
+            self.statistics, self.ranges = self._statistics(), {}
         if integer and self.recurrent:
             self.note("rounding weights of recurrent layers")
             self.recurrent_weights = self._recurrent_weights()
@@ -91,14 +106,18 @@ class Calibration:
             members.setdefault(group, []).append(value)
         method = self.options.calibration
         dtype = TYPES[level if level == "int16" else self.options.bytes]
-        return {
-            group: _of_softmax(members[group], dtype) or ranges.chosen(own, dtype, method)
-            for group, own in merged.items()
-        }
+        found = {}
+        for group, own in merged.items():
+            key = (dtype, frozenset(value.name for value in members[group]))
+            if key not in self.ranges:
+                made = _of_softmax(members[group], dtype)
+                self.ranges[key] = made or ranges.chosen(own, dtype, method)
+            found[group] = self.ranges[key]
+        return found
 
     def _statistics(self) -> dict[str, Statistics]:
         found = {value.name: Statistics() for value in self.choice.groups}
-        for seen in observe(self.graph, list(found), self.data, **self.compiling):
+        for seen in self.model.values(found, self.data):
             for name, array in seen.items():
                 if not np.isfinite(array).all():
                     raise ModelError(
@@ -144,7 +163,7 @@ class Calibration:
     def _moments(self, layers: Sequence[Layer]) -> list[Moments | None]:
         found = [Moments.of(layer) for layer in layers]
         names = list(dict.fromkeys(layer.data.name for layer in layers))
-        for seed, seen in enumerate(observe(self.graph, names, self.data, **self.compiling)):
+        for seed, seen in enumerate(self.model.values(names, self.data)):
             for layer, moments in zip(layers, found):
                 if moments is not None:
                     moments.add(rows_read(layer, seen[layer.data.name], seed))
@@ -154,7 +173,7 @@ class Calibration:
         moments = [RecurrentMoments(layer) for layer in self.recurrent]
         pairs = [(layer.data.name, layer.end.name) for layer in self.recurrent]
         names = list(dict.fromkeys(name for pair in pairs for name in pair))
-        for seed, seen in enumerate(observe(self.graph, names, self.data, **self.compiling)):
+        for seed, seen in enumerate(self.model.values(names, self.data)):
             for own, (data, end) in zip(moments, pairs):
                 own.add(seen[data], seen[end], seed)
         made = {}

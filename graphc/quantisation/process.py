@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from graphc.api import compile
 from graphc.errors import ModelError
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph
 from graphc.ir.ops.in_range import own_results
-from graphc.observing import observe
 from graphc.quantisation import embeddings, equalising, four_bits, half, recurrent, rewriting
 from graphc.quantisation.budgets import Limits, Needs, most_that_fit, needs_of
 from graphc.quantisation.calibrating import Calibration, store
@@ -30,6 +27,7 @@ from graphc.quantisation.output_layers import GAIN, small_output_layers
 from graphc.quantisation.recurrent import RecurrentLayer, recurrent_layers
 from graphc.quantisation.results import LayerReport, Quantised
 from graphc.quantisation.rewriting import Assigned, Switches
+from graphc.quantisation.running import Observed, Runner
 from graphc.quantisation.samples import Samples
 
 
@@ -60,20 +58,15 @@ class _Built:
 class Process:
     """One quantisation of a prepared graph."""
 
-    def __init__(
-        self, graph: Graph, data: Samples, options: Options, threads: int | None, note: Note
-    ):
+    def __init__(self, model: Observed, data: Samples, options: Options, note: Note):
         self.data, self.options, self.note = data, options, note
-        self.compiling: dict[str, Any] = {} if threads is None else {"threads": threads}
-        self.types = types_between(graph, next(iter(data)))
-        self.calibration = self._calibrated(graph)
+        self.types = types_between(model.graph, next(iter(data)))
+        self.calibration = self._calibrated(model)
         self.scaled: set[str] = set()
         self._check()
 
-    def _calibrated(self, graph: Graph) -> Calibration:
-        return Calibration(
-            graph, self.types, self.data, self.options, self.note, self.compiling
-        )  # fmt: skip
+    def _calibrated(self, model: Observed) -> Calibration:
+        return Calibration(model, self.types, self.data, self.options, self.note)
 
     def _check(self) -> None:
         graph = self.calibration.chosen(()).graph
@@ -94,7 +87,7 @@ class Process:
         """The quantised model, with what was measured."""
         allowed = self.options.allowed
         if self.options.equalise and self.options.base in INTEGER:
-            self.calibration = self._calibrated(self._equalised(self.calibration.graph))
+            self.calibration = self._calibrated(self._equalised(self.calibration.model))
         self.calibration.prepare(allowed)
         built = self._with_float_outputs(self._measured(self._at_base()))
         levels = dict(built.levels)
@@ -141,36 +134,36 @@ class Process:
             if level in (*INTEGER, FLOAT) or layer.name in known.get(level, ())
         ] or [FLOAT]  # fmt: skip
 
-    def _equalised(self, graph: Graph) -> Graph:
-        """The graph with its channels equalised, if that brings the outputs nearer. That is tried
+    def _equalised(self, model: Observed) -> Observed:
+        """The model with its channels equalised, if that brings the outputs nearer. That is tried
         on each half of the samples, and judged by the other: channels that fill their ranges on the
         samples at hand are the first to leave them on others."""
         copy, halves = self.calibration.chosen(()).graph, self.data.halves()
         streams = equalising.streams_of(copy)
         if not streams or halves is None:
-            return graph
+            return model
         self.note("equalising channels")
         for fitting, judging in (halves, halves[::-1]):
-            plain = self._ratio(graph, fitting, judging)
+            plain = self._ratio(model, fitting, judging)
             if self._ratio(self._scaled(fitting)[0], fitting, judging) <= plain:
-                return graph
+                return model
         made, self.scaled = self._scaled(self.data)
         return made
 
-    def _scaled(self, data: Samples) -> tuple[Graph, set[str]]:
-        """The graph with its channels equalised by samples, and the names of scaled values."""
-        graph = self.calibration.chosen(()).graph
+    def _scaled(self, data: Samples) -> tuple[Observed, set[str]]:
+        """The model with its channels equalised by samples, and the names of scaled values."""
+        graph, model = self.calibration.chosen(()).graph, self.calibration.model
         streams = equalising.streams_of(graph)
         names = list(dict.fromkeys(r.data.name for stream in streams for r in stream.readers))
-        samples = observe(self.calibration.graph, names, data, **self.compiling)
-        scaled = equalising.equalise(graph, streams, equalising.seen_by(streams, samples))
+        seen = equalising.seen_by(streams, model.values(names, data))
+        scaled = equalising.equalise(graph, streams, seen)
         take_back(graph)
-        return graph, scaled
+        return Observed(graph, model.compiling), scaled
 
-    def _ratio(self, graph: Graph, fitting: Samples, judging: Samples) -> float:
+    def _ratio(self, model: Observed, fitting: Samples, judging: Samples) -> float:
         """The ratio of the outputs in dB on some samples, after calibration on others."""
         one = replace(self.options, equalise=False, labels=None)
-        process = Process(graph, fitting, one, self.compiling.get("threads"), lambda text: None)
+        process = Process(model, fitting, one, lambda text: None)
         process.calibration.prepare((self.options.base,))
         process.data = judging
         return process._measured(process._at_base()).comparison.decibels()
@@ -236,8 +229,9 @@ class Process:
         names = [row.end for row in rows]
         outputs = [name for name, _ in own_results(self.calibration.graph)]
         wanted = list(dict.fromkeys([*outputs, *names]))
-        expected = observe(self.calibration.graph, wanted, self.data, **self.compiling)
-        found = observe(graph, wanted, self.data, **self.compiling)
+        model = self.calibration.model
+        expected = model.values(wanted, self.data)
+        found = Observed(graph, model.compiling).values(wanted, self.data)
         comparison, sums = Comparison(self.options.labels), {name: [0.0, 0.0] for name in names}
         for want, have in zip(expected, found, strict=True):
             comparison.add({n: want[n] for n in outputs}, have)
@@ -280,7 +274,7 @@ class Process:
         rewriting.insert(choice, calibration.precision(choice), switches)
         for state in states:
             _switch(choice.graph, state, calibration.recurrent_weights[state.name], switches)
-        model = compile(choice.graph, **self.compiling)
+        model = Runner(choice.graph, calibration.model.compiling)
 
         def run(
             feeds: Mapping[str, np.ndarray], levels: Mapping[str, str]

@@ -18,6 +18,7 @@ from graphc.quantisation.budgets import Limits
 from graphc.quantisation.options import Note, Options
 from graphc.quantisation.process import Process
 from graphc.quantisation.results import Quantised
+from graphc.quantisation.running import Observed
 from graphc.quantisation.samples import samples_of
 
 PREPARING = "canonicalise, cse, dce"
@@ -95,7 +96,8 @@ def quantise(
             f"each a size (--dim {first}=1, in Python dims={{{first!r}: 1}})"
         )
     stream = samples_of(data, graph, samples)
-    return Process(graph, stream, options, threads, progress or (lambda text: None)).result()
+    model = Observed(graph, {} if threads is None else {"threads": threads})
+    return Process(model, stream, options, progress or (lambda text: None)).result()
 
 
 def prepared(source: Any, **pins: Any) -> Graph:

@@ -100,9 +100,10 @@ def _least(statistics: Statistics, dtype: DType, error: object) -> Parameters:
 def _squares(statistics: Statistics, p: Parameters) -> float:
     """The sum of squared errors: a step's own inside the range, the distance to it outside."""
     centres, bins = statistics.centres, statistics.bins
-    outside = np.maximum(centres - p.high, 0) + np.maximum(p.low - centres, 0)
-    inside = bins[outside == 0].sum() * p.scale**2 / 12
-    return float(inside + (bins * outside**2).sum())
+    first, last = np.searchsorted(centres, (p.low, p.high))
+    below, above = p.low - centres[:first], centres[last:] - p.high
+    inside = bins[first:last].sum() * p.scale**2 / 12
+    return float(inside + (bins[:first] * below**2).sum() + (bins[last:] * above**2).sum())
 
 
 def _divergence(statistics: Statistics, p: Parameters) -> float:
