@@ -19,6 +19,7 @@ from graphc.quantisation.open_types import Types, lend
 from graphc.quantisation.options import TYPES, Note, Options
 from graphc.quantisation.ranges import Parameters
 from graphc.quantisation.recurrent import (
+    RecurrentLayer,
     RecurrentMoments,
     RecurrentWeights,
     recurrent_layers,
@@ -69,7 +70,7 @@ class Calibration:
         """The names of the values that are observed, here or to measure a model."""
         graph = self.choice.graph
         yield from (name for name, _ in own_results(graph))
-        for layer in [*all_layers(graph), *recurrent_layers(graph)]:
+        for layer in layers_of(graph):
             yield from (layer.data.name, layer.end.name)
         if self.options.embeddings != "float":
             yield from (table.end.name for table in embeddings.tables(graph))
@@ -183,6 +184,11 @@ class Calibration:
                 dtype, method = TYPES[self.options.bytes], self.options.calibration
                 made[layer.name].data = ranges.chosen(own.statistics, dtype, method)
         return made
+
+
+def layers_of(graph: Graph) -> list[Layer | RecurrentLayer]:
+    """All layers of a graph, those that are recurrent last."""
+    return [*all_layers(graph), *recurrent_layers(graph)]
 
 
 def _of_softmax(values: Sequence[Value], dtype: dtypes.DType) -> Parameters | None:

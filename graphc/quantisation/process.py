@@ -16,7 +16,7 @@ from graphc.ir.graph import Graph
 from graphc.ir.ops.in_range import own_results
 from graphc.quantisation import embeddings, equalising, four_bits, half, recurrent, rewriting
 from graphc.quantisation.budgets import Limits, Needs, most_that_fit, needs_of
-from graphc.quantisation.calibrating import Calibration, store
+from graphc.quantisation.calibrating import Calibration, layers_of, store
 from graphc.quantisation.layers import Layer, all_layers
 from graphc.quantisation.levels import FLOAT, INTEGER, LEVELS
 from graphc.quantisation.measuring import Comparison, decibels
@@ -70,7 +70,7 @@ class Process:
 
     def _check(self) -> None:
         graph = self.calibration.chosen(()).graph
-        names = [layer.name for layer in _every(graph)]
+        names = [layer.name for layer in layers_of(graph)]
         if not names:
             raise ModelError(
                 "there is no layer to quantise: no Conv, ConvTranspose, Gemm, MatMul or recurrent "
@@ -177,7 +177,7 @@ class Process:
         graph = choice.graph
         every, states = all_layers(graph), recurrent_layers(graph)
         tables = self._tables(graph)
-        places = {layer.name: graph.place(layer.op) for layer in _every(graph)}
+        places = {layer.name: graph.place(layer.op) for layer in layers_of(graph)}
         places |= {table.name: graph.place(table.gathers[0]) for table in tables}
         kept = {
             layer.op.operand(1).name for layer in every if levels.get(layer.name, FLOAT) == FLOAT
@@ -268,7 +268,7 @@ class Process:
         states = [r for r in recurrent_layers(choice.graph) if r.name not in self.options.left_out]
         costs = {
             layer.name: {n: _cost(layer, n) for n in self._levels_of(layer, allowed)}
-            for layer in _every(choice.graph) if layer.name not in self.options.left_out
+            for layer in layers_of(choice.graph) if layer.name not in self.options.left_out
         }  # fmt: skip
         switches = Switches(choice.graph, list(costs), list(LEVELS))
         rewriting.insert(choice, calibration.precision(choice), switches)
@@ -305,11 +305,6 @@ class Process:
         return with_float(
             most_that_fit(order, lambda more: limits.admit(self._needs(with_float(more), limits)))
         )
-
-
-def _every(graph: Graph) -> list[Layer | RecurrentLayer]:
-    """All layers of a graph."""
-    return [*all_layers(graph), *recurrent_layers(graph)]
 
 
 def _cost(layer: Layer | RecurrentLayer, level: str) -> float:
