@@ -204,7 +204,8 @@ def functions(model: Model, overlaps: Sequence[str]) -> str:
 class _Pushed(StepLines):
     """Prints steps that wait where rows of the image are copied."""
 
-    place = 0
+    place = 0  # of the last wait
+    is_kept = False  # whether the trips of a loop are counted in the structure
 
     def copy(self, step: Copy) -> None:
         if not _is_image(step.source):
@@ -222,8 +223,6 @@ class _Pushed(StepLines):
 
     def trip(self, number: int) -> str:
         return "image->trip" if self.is_kept and number == 0 else super().trip(number)
-
-    is_kept = False
 
     def loop(self, step: While) -> None:
         if self.around or not _has_copies(step):

@@ -268,7 +268,7 @@ class TileEmitter:
             start = simplify((n * most_tiles + t) * cells + r * self.plan.panel)
             self.set(total, 1, pieces, lambda cell: zero, start)
 
-        def each(finish: bool, at: dict, begin: Expr = NOTHING, size: Dim = 0) -> None:
+        def over_tiles(finish: bool, at: dict, begin: Expr = NOTHING, size: Dim = 0) -> None:
             with k.loop(together) as n, k.loop(tiles) as t:
                 panel, row, done = self._placed(number + n, rows, first + t, panels)
                 start = simplify((n * most_tiles + t) * cells)
@@ -282,10 +282,10 @@ class TileEmitter:
             at = dict(zip(parts.outside, outside))
             whole, left = divmod(parts.split.count, parts.piece)
             with k.loop(whole) as part:
-                each(False, at, k.let(simplify(part * parts.piece)), parts.piece)
+                over_tiles(False, at, k.let(simplify(part * parts.piece)), parts.piece)
             if left:
-                each(False, at, as_expr(whole * parts.piece, i64), left)
-        each(True, {})
+                over_tiles(False, at, as_expr(whole * parts.piece, i64), left)
+        over_tiles(True, {})
 
     def _panels_outside(
         self, loops: LoopPlan, outer: list[Index], inner: list[Index], tiled: Index,
