@@ -713,9 +713,16 @@ def _found(root: Expr) -> tuple[tuple[Load, ...], tuple[Reduce, ...]]:
 
 def called(root: Expr) -> frozenset[str]:
     """The names of the scalar operations in `root`: what it can be spared to be rewritten for."""
-    if root._called is None:
-        names = frozenset().union(*(called(c) for c in root.children))
-        root._called = names | {root.op.name} if isinstance(root, Call) else names
+    stack = [] if root._called is not None else [root]  # long chains are deeper than calls may be
+    while stack:
+        node = stack[-1]
+        unknown = [c for c in node.children if c._called is None]
+        stack += unknown
+        if not unknown:
+            names = frozenset().union(*[called(c) for c in node.children])
+            node._called = names | {node.op.name} if isinstance(node, Call) else names
+            stack.pop()
+    assert root._called is not None
     return root._called
 
 

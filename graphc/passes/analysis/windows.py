@@ -114,7 +114,7 @@ def slides_of(core: Core) -> list[Slide]:
 
 def _slide(a: Expr, index: Index, axis: Index) -> Slide | None:
     place = next((x.index[0] for x in loads(a) if {index, axis} <= free_indices(x)), None)
-    if place is None:
+    if place is None or not isinstance(axis.extent, int):
         return None
     along, across = _steps(place, index, axis)
     if along <= 0 or across <= 0:
