@@ -113,6 +113,9 @@ def test_copies_of_boxes_are_counted():
     assert kernel.sample.remote_bytes == 4 * 64 * 32  # a quarter of the sums of each of four
     assert kernel.sample.group_products["f16"] == 64 * 32 * 128
     assert kernel.sample.moved >= 2 * (64 + 32) * 128
+    # Half of the eight warps bring boxes: they meet the cluster at the beginning, the others also
+    # when sums are there and when they have been read. Waiting counts once, however long it takes.
+    assert kernel.sample.meetings == (4 + 4 * 3) / 8
 
 
 def test_reserved_shared_memory_is_not_the_kernels():

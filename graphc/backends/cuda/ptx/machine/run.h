@@ -246,11 +246,11 @@ static void run_warp(Machine *m, Warp *w)
         case MEET: check_met(m, w, o, mask); w->is_synced |= mask == w->live; break;
         case BARRIER: wait(m, w, i, o, mask); break;
         case ELECT: elect(m, w, i, o, mask); break;
-        case PHASE: if (!phase(m, w, i, o, mask)) return; break;
+        case PHASE: if (!phase(m, w, i, o, mask)) { uncount(m, i); return; } break;
         case ARRIVE_WITH_COPIES: arrive_with_copies(m, w, o, mask); break;
         case INIT_FENCE: fence_phases(m, w); break;
         case CLUSTER_ARRIVE: arrive_at_cluster(m, w, i, mask); break;
-        case CLUSTER_WAIT: if (!wait_for_cluster(m, w)) return; break;
+        case CLUSTER_WAIT: if (!wait_for_cluster(m, w)) { uncount(m, i); return; } break;
         case BULK_COPY: case BULK_TENSOR: start_bulk(m, w, i, o, mask); break;
         case COMMIT_BULK: EACH_LANE(mask) ++w->bulk_groups[l]; break;
         case WAIT_BULK: finish_stores(m, w, mask, i->aux[0]); break;

@@ -123,6 +123,12 @@ static void count(Machine *m, Warp *w, const Instruction *i, const Operand *o, u
     }
 }
 
+// A warp that waits executes the instruction again, which counts once.
+static void uncount(Machine *m, const Instruction *i)
+{
+    if (m->launch->counts) --((Count *)m->launch->counts + (i - m->launch->code))->executions;
+}
+
 // Forgets which sectors were touched, before a block starts.
 static void forget_sectors(Machine *m)
 {
