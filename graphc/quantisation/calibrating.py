@@ -107,14 +107,14 @@ class Calibration:
             members.setdefault(group, []).append(value)
         method = self.options.calibration
         dtype = TYPES[level if level == "int16" else self.options.bytes]
-        found = {}
+        parameters = {}
         for group, own in merged.items():
             key = (dtype, frozenset(value.name for value in members[group]))
             if key not in self.ranges:
                 made = _of_softmax(members[group], dtype)
                 self.ranges[key] = made or ranges.chosen(own, dtype, method)
-            found[group] = self.ranges[key]
-        return found
+            parameters[group] = self.ranges[key]
+        return parameters
 
     def _statistics(self) -> dict[str, Statistics]:
         found = {value.name: Statistics() for value in self.choice.groups}

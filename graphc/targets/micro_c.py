@@ -260,8 +260,8 @@ class MicroC(Tuned, Trains):
         cpu = cpu_of(self.processor)
         work = Worker(graph, self.strategies(), cpu)
         plans = candidates(graph, composed(graph), self.io == "arena", work, pushed)
-        does = is_pushed if pushed else (lambda _: True)
-        known = trades(plain, plans, made, self._ram_of, cpu, does)
+        suits = is_pushed if pushed else (lambda _: True)
+        known = trades(plain, plans, made, self._ram_of, cpu, suits)
         if not known:
             check_pushed(plain)
         chosen = known[0] if limit is None else fastest(known, limit)

@@ -16,17 +16,16 @@ from graphc.backends.micro_c.cpus import PAIRS, Cpu
 from graphc.backends.micro_c.timing.estimate import estimate
 from graphc.backends.micro_c.timing.processors import PROCESSORS
 from graphc.ir.graph import Graph
-from graphc.ir.kernel import with_sizes
+from graphc.ir.kernel import Kernel, with_sizes
 from graphc.ir.program import AnyStep, Copy, Program, Step, While, bodies
 from graphc.ir.types import largest
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.lower.program import Conventions, Lowering, Strategy
+from graphc.passes.lower.rows.candidates import BYTES, CALL
 from graphc.passes.lower.rows.segments import RowPlan
 from graphc.records import dataclass
 
-CALL = 40  # instructions around the work of a kernel: arguments, registers saved, loops entered
-COPY = 30  # likewise of a copy
-WORD = 2  # instructions to copy a word
+COPY = 30  # instructions around the work of a copy
 SIMILAR = "cortex-m4"  # the processor whose instructions stand for those of a generic one
 
 
@@ -43,15 +42,15 @@ class Trade:
 
 def trades(
     plain: Program, plans: Sequence[RowPlan], make: Callable[[RowPlan], Program],
-    ram: Callable[[Program], int], cpu: Cpu, does: Callable[[Program], bool] = lambda _: True,
+    ram: Callable[[Program], int], cpu: Cpu, suits: Callable[[Program], bool] = lambda _: True,
 ) -> list[Trade]:  # fmt: skip
-    """The programs that do, of plans and the plain one, than which none takes both less RAM and
-    fewer instructions, the one of the fewest instructions first."""
+    """Those programs that suit, of the plain one and of plans, than which none takes both less RAM
+    and fewer instructions, the one of the fewest instructions first."""
     work, around = instructions(plain, cpu)
-    tried = [Trade(None, plain, ram(plain), work + around)] if does(plain) else []
+    tried = [Trade(None, plain, ram(plain), work + around)] if suits(plain) else []
     for plan in plans:
         program = make(plan)
-        if not does(program):
+        if not suits(program):
             continue
         own, more = instructions(program, cpu)
         tried.append(Trade(plan, program, ram(program), max(own, work) + more))
@@ -69,15 +68,12 @@ def fastest(known: Sequence[Trade], limit: int) -> Trade:
 
 def instructions(program: Program, cpu: Cpu) -> tuple[int, int]:
     """About how many instructions a run takes in kernels, and around them."""
-    processor = PROCESSORS.get(cpu.name, PROCESSORS[SIMILAR])
-    pairs = PAIRS in cpu.instructions
     known: dict[tuple, float] = {}
 
     def of(step: Step) -> float:
         key = step.kernel, step.sizes
         if key not in known:
-            kernel = with_sizes(program.kernels[step.kernel], step.sizes)
-            known[key] = estimate(kernel, processor, pairs, cpu.vectors).instructions
+            known[key] = _of_kernel(with_sizes(program.kernels[step.kernel], step.sizes), cpu)
         return known[key]
 
     inside = around = 0.0
@@ -87,8 +83,13 @@ def instructions(program: Program, cpu: Cpu) -> tuple[int, int]:
             around += times * CALL
         elif isinstance(step, Copy):
             size = largest(step.source.elements) * step.source.dtype.size
-            around += times * (COPY + WORD * size / 4)
+            around += times * (COPY + size / BYTES)
     return round(inside), round(around)
+
+
+def _of_kernel(kernel: Kernel, cpu: Cpu) -> float:
+    processor = PROCESSORS.get(cpu.name, PROCESSORS[SIMILAR])
+    return estimate(kernel, processor, PAIRS in cpu.instructions, cpu.vectors).instructions
 
 
 def _repeated(steps: Iterable[AnyStep], around: int) -> Iterator[tuple[AnyStep, int]]:
@@ -107,13 +108,11 @@ class Worker:
 
     def __init__(self, graph: Graph, strategies: Sequence[Strategy], cpu: Cpu):
         self.lowering = Lowering(graph, strategies, "work", Conventions(in_order=True))
-        self.processor, self.cpu = PROCESSORS.get(cpu.name, PROCESSORS[SIMILAR]), cpu
+        self.cpu = cpu
 
     def __call__(self, part: Computation) -> float:
         lowered = self.lowering.choose(part)
-        kernels = (lowered.kernel, *lowered.before)
-        pairs, vectors = PAIRS in self.cpu.instructions, self.cpu.vectors
-        return sum(estimate(k, self.processor, pairs, vectors).instructions for k in kernels)
+        return sum(_of_kernel(kernel, self.cpu) for kernel in (lowered.kernel, *lowered.before))
 
 
 def text(known: Sequence[Trade]) -> str:

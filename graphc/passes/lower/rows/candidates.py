@@ -27,7 +27,7 @@ HEIGHTS = (1, 2, 3, 4, 6, 8)  # of bands
 PRICES = (0.0, *(2.0 ** (n / 2) for n in range(1, 25)), math.inf)  # instructions for a byte
 MOST_SEGMENTS = 24  # whose schedules are made
 MOST_PLANS = 8
-CALL = 40  # instructions around the work of a kernel
+CALL = 40  # instructions around the work of a kernel: arguments, registers saved, loops entered
 BYTES = 2  # that are copied in an instruction
 
 Work = Callable[[Computation], float]

@@ -245,9 +245,9 @@ class _Block:
     def fetch(self, after: Load, steps: int, tile: Expr) -> None:
         """Asks for the lines of a part of so many steps that fall to a tile."""
         lines = -(-steps * self.e.row_of_panel * after.dtype.size // LINE)
-        each = -(-lines // sum(map(self.tiles, self.bands)))
-        at = after.index[0] + tile * (each * LINE // after.dtype.size)
-        self.e.k.emit(prefetch(Load(after.source, (simplify(at),), after.dtype), each))
+        share = -(-lines // sum(map(self.tiles, self.bands)))
+        at = after.index[0] + tile * (share * LINE // after.dtype.size)
+        self.e.k.emit(prefetch(Load(after.source, (simplify(at),), after.dtype), share))
 
     def add(
         self, total: Buffer, start: Expr, size: int, row: Expr, n: Expr, depth: list[Index],

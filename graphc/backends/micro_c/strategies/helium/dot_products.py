@@ -10,7 +10,6 @@ for padding: one run of bytes, of which few go to waste in a vector.
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from graphc.backends.micro_c.vectors import BYTES, LANES
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
+from graphc.ir.extents import points
 from graphc.ir.kernel import Buffer, Store
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import index_of
@@ -35,7 +35,7 @@ class Dots(Emitter):
     """Sixteen products of bytes at a time."""
 
     def __init__(self, match: ProductMatch, options: HeliumOptions):
-        deep = math.prod(k.count for k in match.depth)
+        deep = points(match.depth)
         self.long = deep > options.chunks * BYTES
         self.copied = is_copied(match) or self.long and not is_one_run(match)
         super().__init__(match, options)
@@ -116,7 +116,7 @@ class Dots(Emitter):
 
     def _windows(self, rows: list[dict], inside: bool) -> tuple[list[Level], list[Load]]:
         """What some rows sum, copied to the stack."""
-        count = math.prod(k.count for k in self.match.depth)
+        count = points(self.match.depth)
         window = self.k.alloc(i8, (len(rows) * count,), "stack")
         for t, at in enumerate(rows):
             levels, (read,) = self._levels([at], inside)
@@ -280,7 +280,7 @@ def _signed(byte: Expr) -> Expr:
 def dots_shape(match: ProductMatch, options: HeliumOptions) -> tuple[int, int]:
     """Rows and columns of a tile: as many rows as stay in registers for all columns, if rows are
     short."""
-    vectors = -(-math.prod(k.count for k in match.depth) // BYTES)
+    vectors = -(-points(match.depth) // BYTES)
     rows = min(options.kept // vectors, options.rows)
     return rows if rows > 1 else options.rows, options.columns
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads
+from graphc.ir.extents import points
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.factors import centred_byte
 from graphc.passes.analysis.weighted import ProductMatch
@@ -81,7 +80,7 @@ def is_one_run(match: ProductMatch) -> bool:
     """Whether a sum is over signed bytes that lie in one row, without padding."""
     quad = centred_byte(unguarded(match))
     assert quad is not None
-    deep = math.prod(k.count for k in match.depth)
+    deep = points(match.depth)
     return (
         quad[0].dtype is i8 and not match.guards
         and is_affine_in(quad[0].index[0], match.depth[-1]) == 1
@@ -92,7 +91,7 @@ def is_one_run(match: ProductMatch) -> bool:
 def _is_worth_a_copy(match: ProductMatch) -> bool:
     """Whether all columns together take much longer than a copy of what they sum."""
     assert match.column is not None
-    deep = math.prod(k.count for k in match.depth)
+    deep = points(match.depth)
     return SHORT_ROW <= deep <= MOST_COPIED and match.column.count >= LEAST_COLUMNS
 
 
