@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,24 +123,31 @@ def test_events_are_what_tensorboard_reads(capsys, model):
     assert {"rate", "accuracy", "gradient_norm", "validation/loss"} <= set(found)
 
 
-def killed_and_resumed(arguments: list[str], kills: int, rng: random.Random) -> int:
-    """Runs a command until it ends of itself, after so many kills; gives how often it was killed
-    before it ended."""
-    command = [sys.executable, "-m", "graphc", "train", *map(str, arguments)]
-    done = 0
-    while True:
-        run = subprocess.Popen(command, cwd=Path.cwd(), stdout=subprocess.PIPE,
-                               env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": "."})  # fmt: skip
-        assert run.stdout is not None
-        if done < kills:
-            for _ in range(rng.randrange(1, 4)):  # at least a part of an epoch is done
-                run.stdout.readline()
-            run.kill()
-            done += 1
-        out, code = run.communicate(), run.wait()
-        if code == 0:
-            return done
-        assert code == -9, out
+KILLED = """
+import os, signal, sys
+from graphc.cli import main
+from graphc.train import Step
+
+left, run = int(sys.argv.pop(1)), Step.__call__
+
+def counted(*arguments, **options):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return run(*arguments, **options)
+
+Step.__call__ = counted
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def killed_after(steps: int, arguments: list[str]) -> subprocess.CompletedProcess:
+    """Runs `graphc train`, killed after so many steps: not after a time, in which a fast
+    machine would have ended."""
+    return subprocess.run([sys.executable, "-c", KILLED, str(steps), "train", *map(str, arguments)],
+                          cwd=Path.cwd(), capture_output=True, text=True,
+                          env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": "."})  # fmt: skip
 
 
 def test_a_killed_run_ends_with_the_same_bits(model, capsys):
@@ -147,7 +155,11 @@ def test_a_killed_run_ends_with_the_same_bits(model, capsys):
     run = [model, *BASE, *settings, "--resume"]
     ok(capsys, "train", *run, "--checkpoint", "a.npz", "--csv", "a.csv", "-o", "a.npz.safetensors")
     interrupted = [*run, "--checkpoint", "b.npz", "--csv", "b.csv", "-o", "b.npz.safetensors"]
-    assert killed_and_resumed(interrupted, 3, random.Random(0)) == 3
+    for steps in random.Random(0).sample(range(1, 60), 3):
+        killed = killed_after(steps, interrupted)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    ended = killed_after(6 * 38, interrupted)
+    assert ended.returncode == 0, ended.stderr
     for name in ("a.npz", "a.csv", "a.npz.safetensors"):
         assert Path(name).read_bytes() == Path("b" + name[1:]).read_bytes(), name
 
