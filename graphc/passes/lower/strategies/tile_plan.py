@@ -136,8 +136,9 @@ def tile_plan(
 
 def vectors_of(rows: int, needed: int, registers: int) -> int:
     """Vectors per panel: two for tall problems, more where there are few rows. One row takes up to
-    two more where the last panel is fuller then, as panels of constants are stored whole."""
-    if needed == 1:
+    two more where the last panel is fuller then, as panels of constants are stored whole. One where
+    there are no columns."""
+    if needed <= 1:
         return 1
     if rows >= 8 or registers < 32 and rows >= 4:
         return 2

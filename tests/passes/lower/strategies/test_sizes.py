@@ -130,6 +130,7 @@ CASES = {
     "rows times weights": (lambda b, x, w: b.MatMul(x, w), {"x": (B, S, 32), "w": (32, 70)}),
     "scores": (lambda b, x, y: b.MatMul(x, y), {"x": (B, S, 8), "y": (B, 8, S)}),
     "weights times values": (lambda b, x, y: b.MatMul(x, y), {"x": (B, S, S), "y": (B, S, 20)}),
+    "no columns": (lambda b, x, y: b.MatMul(x, y), {"x": (B, 3, S), "y": (B, S, 0)}),
     "short rows": (lambda b, x: b.Mul(x, x), {"x": (B, S, 3)}),
 }  # fmt: skip
 
