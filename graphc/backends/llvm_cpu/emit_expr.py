@@ -10,10 +10,11 @@ conditions of the selects around it (scalar: the offset is clamped to 0).
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Any
 
 from graphc.backends.llvm_cpu import spell
 from graphc.backends.llvm_cpu.emit_scalar import ScalarEmitter
-from graphc.backends.llvm_cpu.registers import Registers, StaysInMemory
+from graphc.backends.llvm_cpu.registers import Elements, Registers, StaysInMemory
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError
 from graphc.ir.addresses import start_and_stride
@@ -52,6 +53,21 @@ class Storage:
     registers: Registers | None = None
 
 
+REPLACED = ("vector", "lanes", "active", "is_stale")
+CHANGED = ("storage", "names", "kept", "loaded", "masks", "from_registers")
+"""Fields of an emitter that hold another value as it goes on, and those whose value changes."""
+
+
+@dataclass
+class Known:
+    """What an emitter knows between two statements: its fields of these names, how many
+    instructions it has `numbered`, and the elements of arrays in registers."""
+
+    fields: dict[str, Any]
+    numbered: int
+    elements: list[tuple[Registers, Elements]]
+
+
 @dataclass
 class ExprEmitter(ScalarEmitter):
     """Emits into `line`; `fresh` makes names. The kernel emitter owns scopes and loops."""
@@ -88,6 +104,23 @@ class ExprEmitter(ScalarEmitter):
         self.storage[name] = storage
         self.unsafe.clear()  # which is told by the sizes of arrays
         self.always.clear()
+
+    def known(self) -> Known:
+        """What is known between two statements, for `restore` within the same block."""
+        fields = {name: getattr(self, name) for name in REPLACED}
+        fields |= {name: getattr(self, name).copy() for name in CHANGED}
+        fields["memo"] = [self.memo[0].copy()]
+        arrays = [s.registers for s in self.storage.values() if s.registers is not None]
+        return Known(fields, len(self.numbered), [(x, x.elements()) for x in arrays])
+
+    def restore(self, known: Known) -> None:
+        """Forgets all that was emitted since this was known, which is taken back."""
+        for name, value in known.fields.items():
+            setattr(self, name, value)
+        while len(self.numbered) > known.numbered:
+            self.numbered.popitem()
+        for registers, elements in known.elements:
+            registers.restore(elements)
 
     def enter_lanes(self, vector: Index, lanes: int, end: Typed) -> None:
         """What follows is in lanes of a vector, of which only those below `end` do something."""
@@ -128,16 +161,17 @@ class ExprEmitter(ScalarEmitter):
         """The parts of an expression still to be computed, operands first; loads are one part."""
         done, order = self.memo[0], []
         seen: set[Expr] = set()
-        stack = [(root, False)]
+        stack: list[Any] = [root]
         while stack:
-            node, ready = stack.pop()
-            if ready:
-                order.append(node)
+            node = stack.pop()
+            if node is None:  # all operands of the node that lies under this mark are in the order
+                order.append(stack.pop())
             elif node not in seen and node not in done:
                 seen.add(node)
-                stack.append((node, True))
                 if isinstance(node, Call):
-                    stack.extend((c, False) for c in reversed(node.args))
+                    stack += (node, None, *node.args[::-1])
+                else:
+                    order.append(node)
         return order
 
     def is_guarded(self, node: Expr) -> bool:

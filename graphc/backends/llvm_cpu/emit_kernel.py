@@ -9,14 +9,14 @@ unless one of several outputs may lie over them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection
 from dataclasses import field
 from itertools import groupby
 
 from graphc.backends.llvm_cpu import spell
 from graphc.backends.llvm_cpu.emit_bits import emit_lowest, emit_mask
 from graphc.backends.llvm_cpu.emit_dots import emit_dot2_wide, emit_dot4, emit_dot4_codes
-from graphc.backends.llvm_cpu.emit_expr import ExprEmitter, Storage
+from graphc.backends.llvm_cpu.emit_expr import ExprEmitter, Known, Storage
 from graphc.backends.llvm_cpu.emit_prefetch import emit_prefetch
 from graphc.backends.llvm_cpu.emit_transpose import emit_transpose
 from graphc.backends.llvm_cpu.registers import Carried, Registers, StaysInMemory, stored_in
@@ -109,22 +109,9 @@ def emit_kernel(
             (loop,) = body
             assert isinstance(loop, For)
             extent = loop.extent
-        texts.append(_function(kernel, name, declarations, body, parallel, shared))
+        texts.append(_Function(kernel, name, declarations, shared).text(body, parallel))
         phases.append(Phase(name, extent, parallel, operations(body)))
     return phases, "\n".join(texts)
-
-
-def _function(
-    kernel: Kernel, name: str, declarations: Declarations, body: Body, parallel: bool,
-    shared: Collection[int],
-) -> str:  # fmt: skip
-    """The LLVM IR of a phase."""
-    in_memory: set[str] = set()
-    while True:
-        try:
-            return _Function(kernel, name, declarations, in_memory, shared).text(body, parallel)
-        except StaysInMemory as array:
-            in_memory.add(array.name)
 
 
 def operations(body: Body) -> Dim:
@@ -177,14 +164,27 @@ def _is_division(node: Expr) -> bool:
     return isinstance(node, Call) and node.op.name in DIVISIONS
 
 
+@dataclass
+class _Mark:
+    """What a function was, but for what its expressions know, before a local array."""
+
+    at: int  # the statement of its body that declares the array
+    lines: int
+    allocas: int
+    count: int
+    block: str
+    known: Known
+
+
 class _Function:
-    """Emits the body of one phase. Of local arrays, those named stay `in_memory`."""
+    """Emits the body of one phase. Of local arrays, those named stay `in_memory`: when one turns
+    out to, what was emitted since it was declared is emitted again."""
 
     def __init__(
-        self, kernel: Kernel, name: str, declarations: Declarations, in_memory: Container[str],
-        shared: Collection[int],
-    ):  # fmt: skip
-        self.kernel, self.name, self.in_memory, self.shared = kernel, name, in_memory, shared
+        self, kernel: Kernel, name: str, declarations: Declarations, shared: Collection[int]
+    ):
+        self.kernel, self.name, self.shared = kernel, name, shared
+        self.in_memory: set[str] = set()
         self.block = "entry"
         self.lines: list[str] = []
         self.allocas: list[str] = []
@@ -279,9 +279,34 @@ class _Function:
         self.expr.forget()
 
     def in_order(self, body: Body) -> None:
-        for stmt in body:
+        marks: dict[str, _Mark] = {}
+        at = 0
+        while at < len(body):
+            stmt = body[at]
             self.expr.next_statement()
-            _EMIT[type(stmt)](self, stmt)
+            if isinstance(stmt, Alloc) and stmt.scope == "reg":
+                marks[stmt.buffer.name] = self.marked(at)
+            try:
+                _EMIT[type(stmt)](self, stmt)
+                at += 1
+            except StaysInMemory as array:
+                if array.name not in marks:
+                    raise
+                self.in_memory.add(array.name)
+                at = self.back_to(marks[array.name])
+
+    def marked(self, at: int) -> _Mark:
+        """What `back_to` takes to emit the rest of a body anew, from statement `at` on."""
+        return _Mark(
+            at, len(self.lines), len(self.allocas), self.count, self.block, self.expr.known()
+        )
+
+    def back_to(self, mark: _Mark) -> int:
+        """Takes back all that was emitted after a mark, and tells where that was."""
+        del self.lines[mark.lines :], self.allocas[mark.allocas :]
+        self.count, self.block = mark.count, mark.block
+        self.expr.restore(mark.known)
+        return mark.at
 
     def keep_divisions(self, body: Body) -> None:
         """Divides sizes, and loops by sizes, before inner loops in which that stays the same."""

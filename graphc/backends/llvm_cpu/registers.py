@@ -7,7 +7,8 @@ but loads, stores and addresses need not be printed, parsed and taken away again
 
 An array stays in memory if it is used in another way: if its elements overlap or are read before
 they are written, or are stored in a branch that may not be taken. `StaysInMemory` says so while a
-function is printed, which is then printed again with the array on the stack.
+function is printed: what follows the array's declaration is then printed again, with the array on
+the stack.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ class StaysInMemory(Exception):
     def __init__(self, name: str):
         super().__init__(name)
         self.name = name
+
+
+Elements = tuple[dict[int, Typed], dict[int, tuple[int, int]]]
 
 
 class Registers:
@@ -50,6 +54,14 @@ class Registers:
             if self._lanes.setdefault(n, (place, width)) != (place, width):
                 raise StaysInMemory(self.name)
         self.values[place] = value
+
+    def elements(self) -> Elements:
+        """What is known of the elements, for `restore`."""
+        return dict(self.values), dict(self._lanes)
+
+    def restore(self, elements: Elements) -> None:
+        """Makes the elements what they were."""
+        self.values, self._lanes = elements
 
 
 class Carried:

@@ -62,6 +62,21 @@ def overlapping(k: KernelBuilder) -> None:
         k.store(OUT, v, both[v])
 
 
+def beside_another(k: KernelBuilder) -> None:
+    """Halves again, in a loop that carries a scalar, which changes before they are met."""
+    total = k.var(f32, 0)
+    with k.loop(3) as trip:
+        both = k.alloc(f32, (8,), "reg")
+        with k.loop(8, "vector", width=8) as v:
+            k.store(both, v, X[v] + Load(total.name, (), f32))
+        k.store(total, (), Load(total.name, (), f32) + X[trip])
+        with k.loop(4, "vector", width=4) as v:
+            k.store(both, v, both[v] * both[v + 4])
+        k.store(total, (), Load(total.name, (), f32) + both[1])
+    with k.loop(8, "vector", width=8) as v:
+        k.store(OUT, v, Load(total.name, (), f32))
+
+
 def in_a_branch(k: KernelBuilder) -> None:
     """A scalar that is changed where a condition holds, and by a loop that tests it."""
     value = k.var(f32, 1)
@@ -71,7 +86,10 @@ def in_a_branch(k: KernelBuilder) -> None:
         k.store(OUT, at, select(X[at] > 0, Load(value.name, (), f32), at.cast(f32)))
 
 
-CASES = {sums_over_loops: False, unrolled_in_lanes: False, overlapping: True, in_a_branch: True}
+CASES = {
+    sums_over_loops: False, unrolled_in_lanes: False, overlapping: True, beside_another: True,
+    in_a_branch: True,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("trips", [0, 1, 5])
