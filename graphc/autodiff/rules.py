@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphc.autodiff.contributions import contributions
+from graphc.autodiff.counted import compressed, distinct
 from graphc.autodiff.region_pooling import aligned, pooled
 from graphc.autodiff.values import filled, zeros_like
 from graphc.errors import UnsupportedError
@@ -44,6 +45,8 @@ def _only(cotangents: Sequence[Value | None]) -> Value:
 
 rule("RoiAlign")(aligned)
 rule("MaxRoiPool")(pooled)
+rule("Compress")(compressed)
+rule("Unique")(distinct)
 
 
 @rule("StopGradient", domain="graphc")

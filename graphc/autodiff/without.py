@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphc.errors import UnsupportedError
 from graphc.ir.graph import Op
 
-DATA = "its result has a size that data decides"
+DATA = "its result has a size that data decides, which training steps alone have"
 WITHOUT = {
     "Compress": DATA,
     "Unique": DATA,

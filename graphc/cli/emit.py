@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from graphc.driver import Settings
     from graphc.ir.graph import Graph
     from graphc.ir.program import Program
-    from graphc.passes.fold import FoldPolicy
     from graphc.passes.manager.context import Context
     from graphc.targets import Target
 
@@ -38,6 +37,7 @@ def typed(model: Model, target: Target | None, ctx: Context | None = None) -> Gr
     (which has no target); `ctx` takes down what is rewritten. Where a target's programs have sizes
     that data decides, types are over these. ModelError says which dimension is open."""
     from graphc.driver import policy
+    from graphc.passes.counts import wholly_typed
     from graphc.passes.integers import KEEP_INTEGERS
     from graphc.passes.maps import in_tensors
     from graphc.passes.specialise import specialise
@@ -47,32 +47,11 @@ def typed(model: Model, target: Target | None, ctx: Context | None = None) -> Gr
     if target is not None:
         graph = in_tensors(graph)
     kept = KEEP_INTEGERS if target is None else policy(target)
-    has_counts = target is not None and target.counts
-    need = None
+    make = wholly_typed if target is not None and target.counts else specialise
     try:
-        result = specialise(graph, policy=kept, ctx=ctx)
+        return make(graph, policy=kept, ctx=ctx)
     except NeedsValue as error:
-        if not has_counts:
-            raise _unknown(error) from error
-        need = error
-        result = specialise(graph, policy=kept, partial=True, ctx=ctx)
-    return _counted(result, kept, need) if has_counts else result
-
-
-def _counted(graph: Graph, kept: FoldPolicy | None, need: NeedsValue | None) -> Graph:
-    """A graph that is typed as far as it can be, typed over sizes that data decides. ModelError
-    says what has no type for all of them."""
-    from graphc.passes.counts import counted
-    from graphc.passes.general import first_untyped
-
-    reasons: list[str] = []
-    result = counted(graph, kept, lambda _, why: reasons.append(why)) or graph
-    if first_untyped(result) is None:
-        return result
-    if need is None:
-        return graph
-    told = f"; no size of the program can stand for it: {reasons[0]}" if reasons else ""
-    raise ModelError(f"{_unknown(need)}{told}") from need
+        raise _unknown(error) from error
 
 
 def _unknown(error: NeedsValue) -> ModelError:

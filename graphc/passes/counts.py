@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from graphc.errors import GraphcError, UnsupportedError
+from graphc.errors import GraphcError, NeedsValue, UnsupportedError
 from graphc.ir.expr import Const, Expr, Sym, symbols
 from graphc.ir.graph import SIZES as SIZES_OP
 from graphc.ir.graph import Graph, Op, Region, Value, clone_graph, clone_region, constant_op
@@ -30,11 +30,13 @@ from graphc.passes.analysis.ranges import range_of
 from graphc.passes.dce import remove_dead
 from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import FoldPolicy
-from graphc.passes.general import NotOpen, check_op
+from graphc.passes.general import NotOpen, check_op, first_untyped
 from graphc.passes.infer_types import TypeInference
 from graphc.passes.inner_checks import carrying, insert
+from graphc.passes.manager.context import Context
 from graphc.passes.native import as_flow, natively
 from graphc.passes.partition import symbols_in
+from graphc.passes.specialise import Shapes, specialise
 
 MOST_BYTES = 1 << 30  # of a tensor at the bounds of sizes that data decides
 Decline = Callable[[Op, str], None]
@@ -71,6 +73,31 @@ def counted(
     used = symbols_in(result)
     result.symbols = {name: size for name, size in result.symbols.items() if size in used}
     return result
+
+
+def wholly_typed(
+    graph: Graph,
+    shapes: Shapes | None = None,
+    *,
+    policy: FoldPolicy | None = None,
+    ctx: Context | None = None,
+) -> Graph:
+    """A copy of a graph, typed for static shapes of its inputs and over the sizes that data
+    decides. NeedsValue names what has no type even so."""
+    need = None
+    try:
+        typed = specialise(graph, shapes, policy=policy, ctx=ctx)
+    except NeedsValue as error:
+        need = error
+        typed = specialise(graph, shapes, policy=policy, partial=True, ctx=ctx)
+    reasons: list[str] = []
+    further = counted(typed, policy, lambda _, why: reasons.append(why)) or typed
+    if first_untyped(further) is None:
+        return further
+    if need is None:
+        return typed
+    told = f" (no size of the program can stand for it: {reasons[0]})" if reasons else ""
+    raise NeedsValue(f"{need}{told}", need.value) from need
 
 
 def count_within(graph: Graph, types: TypeInference) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from graphc.errors import ModelError, did_you_mean, warn
 from graphc.ir import dtypes, opdef
 from graphc.ir.expr import Const, Expr, Sym, substitute
 from graphc.ir.graph import Graph, Op, Value, clone_graph, constant_op
+from graphc.ir.ops.counts import is_count
 from graphc.ir.simplify import simplify
 from graphc.ir.types import MAX_ELEMENTS, OptionalType, SequenceType, Shape, TensorType, Type
 from graphc.passes.dce import remove_dead
@@ -45,7 +46,7 @@ def specialise(
     partial: bool = False,
     ctx: Context | None = None,
 ) -> Graph:
-    """A copy of `graph` with static types.
+    """A copy of `graph` with static types, but for sizes that it counts (ir/ops/counts.py).
 
     `shapes` maps inputs to shapes (a list of shapes for a sequence; None for an empty optional),
     `values` inputs to their contents, `dims` dimension symbols to extents. ModelError if these
@@ -63,7 +64,8 @@ def specialise(
     walk = TypeInference(policy, members=binding.members, ctx=ctx)
     walk.region(result)
     remove_dead(result)
-    result.symbols, result.phase = {}, "typed"
+    result.symbols = {size.name: size for size in _decided_by_data(result)}
+    result.phase = "typed"
     check_declared(result)
     needs = [need for need in walk.needs if _is_alive(need, result)]
     if needs and not partial:
@@ -212,6 +214,11 @@ def _may_be(declared: Shape, actual: Shape) -> bool:
     return len(declared) == len(actual) and all(
         a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(declared, actual)
     )
+
+
+def _decided_by_data(graph: Graph) -> Iterator[Sym]:
+    """The sizes that ops of a graph count."""
+    return (op.attrs["size"] for op in graph.ops if is_count(op))
 
 
 def _is_alive(need: Need, graph: Graph) -> bool:

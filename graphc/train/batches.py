@@ -12,9 +12,9 @@ from graphc.ir.expr import Const, Expr
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.sizes import sizes_of
 from graphc.ir.types import Dim, TensorType, at
+from graphc.passes.counts import wholly_typed
 from graphc.passes.general import general
 from graphc.passes.integers import KEEP_INTEGERS
-from graphc.passes.specialise import specialise
 
 TARGET = "target"
 Types = Mapping[str, TensorType]
@@ -22,12 +22,12 @@ Types = Mapping[str, TensorType]
 
 def typed_for(model: Graph, types: Types) -> Graph:
     """A copy of a model, typed for inputs of these types; the others have their own. ModelError if
-    they do not fit, NotOpen if an op has no type for all sizes."""
+    they do not fit, NeedsValue or NotOpen if an op has no type for all sizes."""
     own = {p.name: types.get(p.name, p.type) for p in model.params}
     tensors = {name: type for name, type in own.items() if isinstance(type, TensorType)}
     if all(type.is_static for type in tensors.values()):
         shapes = {name: type.static_shape for name, type in tensors.items()}
-        return specialise(model, shapes, policy=KEEP_INTEGERS)
+        return wholly_typed(model, shapes, policy=KEEP_INTEGERS)
     opened = clone_graph(model)
     for param in opened.params:
         param.type = own[param.name]
