@@ -23,6 +23,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -151,11 +152,24 @@ def batches(samples: Batch, steps: int, size: int) -> Iterator[Batch]:
 
 @dataclass
 class Curve:
-    """The loss of each step; loss and accuracy on other samples at the end."""
+    """The loss of each step; `test` gives loss and accuracy on other samples at the end."""
 
     losses: list[float]
-    loss: float
-    accuracy: float
+    test: Callable[[], tuple[float, float]]
+
+    @cached_property
+    def _tested(self) -> tuple[float, float]:
+        return self.test()
+
+    @property
+    def loss(self) -> float:
+        """The loss on other samples."""
+        return self._tested[0]
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy on other samples."""
+        return self._tested[1]
 
     def apart(self, other: Curve) -> float:
         """The largest difference of losses of one step."""
@@ -189,9 +203,13 @@ class Race:
             precision=precision, parameters=names,
         )  # fmt: skip
         losses = [step(batch).loss for batch in batches(self.training, self.steps, self.size)]
-        found = [step.evaluate(batch) for batch in self._tests()]
-        means = {key: float(np.mean([each[key] for each in found])) for key in found[0]}
-        return Curve(losses, means["loss"], means["accuracy"])
+
+        def test() -> tuple[float, float]:
+            found = [step.evaluate(batch) for batch in self._tests()]
+            loss, accuracy = (np.mean([each[k] for each in found]) for k in ("loss", "accuracy"))
+            return float(loss), float(accuracy)
+
+        return Curve(losses, test)
 
     def theirs(self, precision: str, moved: int = 0) -> Curve:
         """The curve of PyTorch; from weights `moved` by a rounding, at random by that number."""
@@ -216,6 +234,10 @@ class Race:
             scaler.update()
             losses.append(loss.item())
         network.eval()
+        return Curve(losses, lambda: self._judged(network))
+
+    def _judged(self, network: nn.Module) -> tuple[float, float]:
+        """Loss and accuracy of PyTorch's network on other samples."""
         found = []
         with torch.no_grad():
             for x, y in self._tests():
@@ -223,7 +245,7 @@ class Race:
                 loss = nn.functional.cross_entropy(scores, labels).item()
                 found.append((loss, (scores.argmax(1) == labels).float().mean().item()))
         loss, accuracy = np.mean(found, axis=0).tolist()
-        return Curve(losses, loss, accuracy)
+        return loss, accuracy
 
     def _tests(self) -> Iterator[Batch]:
         x, y = self.test

@@ -5,7 +5,8 @@
         [--tail int8] [--ram 65536] [--counter count.so]
 
 Takes ten steps on random inputs and labels on a Cortex-M4 and a Cortex-M55 in QEMU, and compares
-the weights with those of the same step on this machine (`graphc.train.Step` in float32).
+the weights with those of the same step on this machine (`graphc.train.Step` in float32, without
+Winograd's algorithm).
 `--counter` is a plugin of QEMU that counts the instructions between two addresses
 (emulated_training.py). Models with a Softmax at the end are trained by cross-entropy, others to
 give their input. Prints a row of a table for each run.
@@ -83,7 +84,7 @@ def on_host(graph: Graph, target: MicroC, batches: list) -> tuple[Arrays, Arrays
     """The state before and after the steps, as this machine takes them."""
     if target.tail == "int8":
         step, state = step_of(graph, target)
-        model, start = graphc.compile(step, threads=1), state
+        model, start = graphc.compile(step, threads=1, exact=True), state
         for x, y in batches:
             given = [*x, y, np.array(RATE, np.float32)]
             results = model([*given, *state.values()])
@@ -93,7 +94,8 @@ def on_host(graph: Graph, target: MicroC, batches: list) -> tuple[Arrays, Arrays
     graph, _ = with_channels(graph, names, target.channels or "all")
     optimizer = replace(OPTIMIZERS[target.optimizer], rate=RATE)
     named = [exactly(n) for n in names]
-    own = Step(judged(graph, target.loss), target.loss, optimizer, named, train_mode=False)
+    loss = target.loss
+    own = Step(judged(graph, loss), loss, optimizer, named, train_mode=False, exact=True)
     before = own.state_dict()
     for x, y in batches:
         own((*x, y))

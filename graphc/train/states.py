@@ -35,6 +35,7 @@ from graphc.train.losses import LOSSES
 from graphc.train.optimizers import Optimizer
 from graphc.train.parameters import as_input
 from graphc.train.step_graph import RATE, STEP, TARGET, Recipe, step_graph
+from graphc.train.sums_of_codes import with_sums_of_codes
 from graphc.transforms import inlined
 
 LABELS = ("cross_entropy", "nll")  # losses whose target is the number of a class
@@ -144,6 +145,8 @@ def _inference(model: Graph, names: Sequence[str], codes: Mapping[str, Codes]) -
         as_input(graph, constants[name])
     graph = _typed(graph)
     coded(graph, codes, {})
+    if codes:
+        with_sums_of_codes(graph)
     return Stateful(graph, {first + n: None for n in range(len(names))})
 
 
@@ -164,6 +167,7 @@ def _step(recipe: Recipe, model: Graph, target: TensorType, codes: Mapping[str, 
     remove_dead(graph)
     if codes:
         coded(graph, codes, {name: n + 1 for n, name in enumerate(updates)}, named[STEP])
+        with_sums_of_codes(graph)
         named = {p.name: p for p in graph.params}
     if named[STEP].uses:
         updates[STEPS], named[STEPS] = _counted(graph, named[STEP]), named[STEP]

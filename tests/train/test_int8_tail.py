@@ -13,9 +13,11 @@ from graphc.backends.micro_c.budget import Budget
 from graphc.backends.micro_c.host_training import HostTraining
 from graphc.errors import ModelError
 from graphc.frontend.dsl_tensor import apply
+from graphc.passes.specialise import specialise
 from graphc.targets.micro_c import MicroC
 from graphc.train.bundle import joint_program, step_of
 from graphc.train.float_tail import Codes
+from graphc.train.sums_of_codes import with_sums_of_codes
 
 RATE = 0.05
 
@@ -80,6 +82,36 @@ def test_codes_of_weights():
     np.testing.assert_array_equal(part.of(codes[1:] * np.float32(0.3)), codes[1:])
     whole = Codes(np.float32(0.1), np.array(3, np.uint8), 1)
     assert whole.taken([1]) is whole
+
+
+def test_products_with_trained_weights_are_sums_of_whole_numbers():
+    """So no order of a sum, and no target, rounds them otherwise."""
+    random = np.random.default_rng(3)
+    rows, image, dense, filters = (
+        random.integers(-128, 128, shape).astype(np.int8)
+        for shape in ((5, 400), (1, 40, 4, 4), (400, 7), (6, 40, 3, 3))
+    )
+    scales = random.random(7).astype(np.float32)
+    zeros, bias = np.arange(7, dtype=np.int8), random.random(6).astype(np.float32)
+    with dsl.building("products") as g:
+        x, h = g.input("x", dsl.i8[5, 400]), g.input("h", dsl.i8[1, 40, 4, 4])
+        w, v = g.input("w", dsl.i8[400, 7]), g.input("v", dsl.i8[6, 40, 3, 3])
+        left = dsl.DequantizeLinear(x, np.float32(0.3), np.int8(-7))
+        g.output(
+            y=left @ dsl.DequantizeLinear(w, scales, zeros, axis=1),
+            z=dsl.Conv(fake(dsl.Cast(h, to=dsl.f32) * np.float32(0.1), np.float32(0.1), np.int8(0)),
+                       dsl.DequantizeLinear(v, scales[:6], zeros[:6], axis=0), bias),
+        )  # fmt: skip
+    graph = specialise(g.graph)
+    with_sums_of_codes(graph)
+    y, z = graphc.compile(graph, threads=1)([rows, image, dense, filters])
+    sums = (rows.astype(np.int64) + 7) @ (dense.astype(np.int64) - zeros)
+    np.testing.assert_array_equal(y, sums.astype(np.float32) * (np.float32(0.3) * scales))
+    taps = np.lib.stride_tricks.sliding_window_view(image.astype(np.int64), (3, 3), (2, 3))
+    taken = filters.astype(np.int64) - zeros[:6, None, None, None]
+    sums = np.einsum("ncpqab,ocab->nopq", taps, taken).astype(np.float32)
+    by = (np.float32(0.1) * scales[:6])[:, None, None]
+    np.testing.assert_array_equal(z, sums * by + bias[:, None, None])
 
 
 def compiled(graph, **options):
