@@ -18,9 +18,10 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, Index, Load, select
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import infer_op
-from graphc.ir.ops.counts import is_counted
+from graphc.ir.ops.counts import CORNER, DOMAIN, is_count, is_counted
 from graphc.ir.ops.generic import generic_op
 from graphc.ir.ops.helpers import clamped
+from graphc.ir.types import Dim
 
 UNIQUE_OUTPUTS = 4
 Place = Callable[[Expr], tuple[Expr, Expr]]
@@ -43,8 +44,13 @@ def compressed(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[V
 
 def distinct(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
     """The first of equal items gets what the one that stands for them gets."""
+    if cotangents[0] is None:
+        return [None]
     op = _with_all_results(op)
-    _, firsts, numbers, _ = op.outputs
+    values, firsts, numbers, _ = op.outputs
+    size = next((user.attrs["size"] for user in values.users if is_count(user)), None)
+    if size is not None:
+        firsts, numbers = _part(b, firsts, [size]), _part(b, numbers, numbers.tensor.dims)
 
     def place(item: Expr) -> tuple[Expr, Expr]:
         number = Load("number", [item], i64)
@@ -52,6 +58,11 @@ def distinct(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Val
         return first.eq(item), number
 
     return [_taken(b, op, cotangents, place, {"first": firsts, "number": numbers})]
+
+
+def _part(b: Builder, value: Value, dims: Sequence[Dim]) -> Value:
+    """The part that is there of what a bounded op gives."""
+    return b.op(CORNER, value, domain=DOMAIN, dims=tuple(dims))
 
 
 def _with_all_results(op: Op) -> Op:

@@ -18,6 +18,7 @@ from graphc.errors import UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import f32, i32
 from graphc.ir.expr import Const, Index, Load, Reduce, cast, select
+from graphc.ir.extents import least
 from graphc.ir.graph import Op, Value
 from graphc.ir.ops.generic import generic_op
 from graphc.ir.ops.scatter import unpooled_shape
@@ -125,7 +126,7 @@ def _log_softmax(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list
 def _reshaped(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
     """A view, as the operator is."""
     dims = op.operand(0).tensor.dims
-    zero_dims = {"allowzero": 1} if 0 in dims else {}
+    zero_dims = {"allowzero": 1} if any(least(dim) == 0 for dim in dims) else {}
     return [b.Reshape(_only(cotangents), b.dims(dims), **zero_dims)]
 
 

@@ -16,17 +16,18 @@ W = RNG.standard_normal((3, 2)).astype(np.float32)
 
 def sized():
     """Scores of x @ w, taken by Compress (along an axis, of all elements, by a condition that is
-    too short), NonZero and Unique, in both orders and along an axis."""
+    too short), NonZero, and Unique (of elements that Compress gives, and along an axis)."""
     with dsl.building("sized") as g:
         x, c = g.input("x", dsl.f32[6, 3]), g.input("c", dsl.bool[6])
         h = x @ dsl.constant(W, name="w")
         places = dsl.Squeeze(dsl.NonZero(c), np.array([0]))
+        kept = dsl.Compress(h, c, axis=0)
         parts = [
-            dsl.Compress(h, c, axis=0),
+            dsl.Reshape(kept, np.array([-1])),
             dsl.Compress(h, c),
             dsl.Compress(dsl.Transpose(h, perm=[1, 0]), c[:4], axis=1),
             dsl.Gather(h, places, axis=0),
-            dsl.Unique(h, outputs=1),
+            dsl.Unique(kept, outputs=1),
             dsl.Unique(h, axis=0, sorted=0, outputs=3)[0],
         ]
         sums = [dsl.ReduceSum(dsl.Exp(part) * float(n + 1)) for n, part in enumerate(parts)]
@@ -38,10 +39,10 @@ def of_torch(x: np.ndarray, c: np.ndarray) -> tuple[float, np.ndarray]:
     """The sum, and its gradient by w: of equal items, by the first."""
     w = torch.tensor(W, requires_grad=True)
     h, kept = torch.tensor(x) @ w, torch.tensor(c)
-    once = np.sort(np.unique(h.detach().numpy(), return_index=True)[1])
+    once = np.sort(np.unique(h[kept].detach().numpy(), return_index=True)[1])
     rows = np.sort(np.unique(h.detach().numpy(), axis=0, return_index=True)[1])
     parts = [h[kept], h.flatten()[:6][kept], h.T[:, :4][:, kept[:4]], h[kept],
-             h.flatten()[once], h[rows]]  # fmt: skip
+             h[kept].flatten()[once], h[rows]]  # fmt: skip
     total = sum(((n + 1) * part.exp()).sum() for n, part in enumerate(parts))
     total.backward()
     return total.item(), w.grad.numpy()

@@ -32,7 +32,7 @@ from graphc.ir.types import MAX_ELEMENTS, Dim, Shape, at, broadcast
 
 def _reshaped(x: Operand, shape: np.ndarray, *, allowzero: int) -> Shape:
     """Resolves 0 (copy the dimension) and one -1 (whatever is left over)."""
-    wanted = dims_of(shape)
+    wanted = dims_of(shape, 0 if allowzero else 1)
     if wanted.count(-1) > 1 or any(isinstance(d, int) and d < -1 for d in wanted):
         raise ModelError(f"shape {wanted} may hold one -1 and no other negative")
     dims: list[Dim] = [*wanted]
