@@ -101,7 +101,7 @@ class ApartModel(OpenShapes):
         if self.emulator:
             return self.emulator
         if self._is_wasm:
-            return [_installed("node", "Node.js"), str(self._script)]
+            return [*_node("relaxed-simd" in self.target.features), str(self._script)]
         if self.platform.system == "linux":
             if self.target.runs_here and self.platform == platform_of(host_target().triple):
                 return []
@@ -131,6 +131,14 @@ class ApartModel(OpenShapes):
         else:
             link_program([part], output, self.platform)
         return output
+
+
+def _node(relaxed: bool) -> list[str]:
+    """Node.js, with relaxed vectors if they are asked for: they are an option before version 21."""
+    node = _installed("node", "Node.js")
+    said = subprocess.run([node, "--version"], capture_output=True, text=True).stdout
+    is_option = relaxed and said.startswith("v") and int(said[1:].split(".")[0]) < 21
+    return [node, "--experimental-wasm-relaxed-simd"] if is_option else [node]
 
 
 def _qemu(target: CpuTarget, platform: Platform) -> list[str]:

@@ -59,9 +59,9 @@ def emit_dot2_wide(e: ExprEmitter, stmt: Intrin, features: frozenset[str]) -> No
     start = e.splat(e.value(total), lanes)
     word, words = _words(e, a, 1, PAIR), _words(e, w, lanes, PAIR)
     width, name = _pairs(features, lanes)
-    start, words = _resized(e, start, width), _resized(e, words, width)
+    start, words = e.part(start, 0, width), e.part(words, 0, width)
     whole = _pair_products(e, name, start, e.splat(word, width), words)
-    e.put(e.storage[total.source], total.index[0], _resized(e, whole, lanes))
+    e.put(e.storage[total.source], total.index[0], e.part(whole, 0, lanes))
 
 
 def _pairs(features: frozenset[str], lanes: int) -> tuple[int, str]:
@@ -105,8 +105,8 @@ def _emit(
     start = e.splat(e.value(total), lanes)
     word, words = _words(e, a, 1), dot.unpacked(_words(e, w, lanes))
     width, form = dot.form(features, lanes)
-    whole = form(_resized(e, start, width), word, _resized(e, words, width))
-    e.put(e.storage[total.source], total.index[0], _resized(e, whole, lanes))
+    whole = form(e.part(start, 0, width), word, e.part(words, 0, width))
+    e.put(e.storage[total.source], total.index[0], e.part(whole, 0, lanes))
 
 
 def has_vnni(features: frozenset[str], width: int) -> bool:
@@ -126,16 +126,6 @@ def _words(e: ExprEmitter, load: Load, lanes: int, together: int = LANES) -> Typ
     if stride != (together if lanes > 1 else 0):
         raise InternalError(f"the elements of {load} are not where products take them")
     return Typed(e.read(f"load {vector_of('i32', lanes)}, ptr {pointer}, align 1"), i32, lanes)
-
-
-def _resized(e: ExprEmitter, x: Typed, lanes: int) -> Typed:
-    """The first lanes of x; what it has not is undefined."""
-    if x.lanes == lanes:
-        return x
-    places = [str(n) if n < x.lanes else "poison" for n in range(lanes)]
-    picks = ", ".join(f"i32 {place}" for place in places)
-    text = f"shufflevector {x.type} {x.text}, {x.type} poison, <{lanes} x i32> <{picks}>"
-    return e.op(text, x.dtype, lanes)
 
 
 class _Dot:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from graphc.backends.llvm_cpu import spell
+from graphc.backends.llvm_cpu import emit_relaxed, spell
 from graphc.backends.llvm_cpu.emit_scalar import ScalarEmitter
 from graphc.backends.llvm_cpu.registers import Elements, Registers, StaysInMemory
 from graphc.backends.llvm_cpu.spell import Typed
@@ -521,6 +521,8 @@ class ExprEmitter(ScalarEmitter):
         other = self._guarded(flipped, node.args[2])
         lanes = max(condition.lanes, then.lanes, other.lanes)
         then, other = self.splat(then, lanes), self.splat(other, lanes)
+        if emit_relaxed.is_choice_of_bits(self, condition, then.dtype):
+            return emit_relaxed.chosen(self, condition, then, other)
         return self.op(
             f"select {condition.type} {condition.text}, {then.type} {then.text}, "
             f"{other.type} {other.text}", node.dtype, lanes,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import field
 
 from graphc.backends.llvm_cpu import spell
-from graphc.backends.llvm_cpu.processors.table import FUSED
+from graphc.backends.llvm_cpu.processors.table import FUSED, RELAXED
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, i64
@@ -90,6 +90,15 @@ class ScalarEmitter:
         text = f"shufflevector {kind} {one.text}, {kind} poison, {mask}"
         return self.op(text, value.dtype, lanes)
 
+    def part(self, x: Typed, start: int, lanes: int) -> Typed:
+        """Lanes of x from one on; what it has not is undefined."""
+        if start == 0 and lanes == x.lanes:
+            return x
+        places = [str(n) if n < x.lanes else "poison" for n in range(start, start + lanes)]
+        picks = ", ".join(f"i32 {place}" for place in places)
+        text = f"shufflevector {x.type} {x.text}, {x.type} poison, <{lanes} x i32> <{picks}>"
+        return self.op(text, x.dtype, lanes)
+
     def align(self, values: list[Typed]) -> tuple[list[Typed], int]:
         lanes = max(v.lanes for v in values)
         return [self.splat(v, lanes) for v in values], lanes
@@ -160,8 +169,11 @@ class ScalarEmitter:
         raise InternalError(f"{name} of {dtype} has no LLVM spelling; it must be decomposed first")
 
     def _product_and_sum(self, args: list[Typed], dtype: DType, lanes: int) -> Typed:
-        """a * b + c in two instructions: without one for it, LLVM calls a function."""
+        """a * b + c in two instructions: without one for it, LLVM calls a function. Relaxed vectors
+        of WebAssembly have one, of 128 bits only."""
         a, b, c = args
+        if RELAXED in self.features and dtype.bits >= 32 and lanes * dtype.bits == 128:
+            return self.intrinsic("llvm.wasm.relaxed.madd", args, dtype, lanes)
         product = self.op(f"fmul {a.type} {a.text}, {b.text}", dtype, lanes)
         return self.op(f"fadd {a.type} {product.text}, {c.text}", dtype, lanes)
 

@@ -17,6 +17,7 @@ import graphc
 from graphc import dsl
 from graphc.backends.llvm_cpu import aot
 from graphc.backends.llvm_cpu.codegen import llvm_text
+from graphc.backends.llvm_cpu.jit import assembly
 from graphc.backends.llvm_cpu.target import cross_target, target_machine
 from graphc.backends.llvm_cpu.triples import PLATFORMS, platform_of
 from graphc.cli import main as cli
@@ -44,6 +45,7 @@ RUNS = [
     pytest.param("armv7-linux-gnueabihf", "cortex-a7",
                  marks=needs("qemu-arm", "arm-linux-gnueabihf-gcc")),
     pytest.param("wasm32-unknown-unknown", "simd128", marks=needs("node", "wasm-ld")),
+    pytest.param("wasm32-unknown-unknown", "relaxed-simd", marks=needs("node", "wasm-ld")),
     pytest.param("host", "", marks=needs("cc")),
 ]  # fmt: skip
 
@@ -261,6 +263,13 @@ def test_products_of_bytes():
     assert "wasm.dot" in code_for(graph, "wasm32", "")
     assert "vpdpbusd" in code_for(graph, "x86_64-linux-gnu", "avx512vnni")
     assert "pmadd.wd" in code_for(graph, "x86_64-linux-gnu", "x86-64-v2")
+
+
+def test_relaxed_vectors_are_for_products_alone():
+    """LLVM would take relaxed minima too, which may lose a NaN."""
+    target = Cpu(triple="wasm32", mcpu="relaxed-simd")
+    text = llvm_text(program_for(typed(functions_of(np.float32)), target), target.cpu)
+    assert set(re.findall(r"relaxed_\w+", assembly(text, target.cpu))) == {"relaxed_madd"}
 
 
 # ---------------------------------------------------------------- runs
