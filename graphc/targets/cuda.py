@@ -78,6 +78,10 @@ class Cuda(Rounding, Tuned):
         super().__post_init__()
         if isinstance(self.simulate, str):
             simulators(self.simulate)
+        if self.machine_code:
+            from graphc.backends.cuda.prediction.sass import required_nvdisasm
+
+            required_nvdisasm()  # before anything is compiled
 
     name = "cuda"
     forms = {"cuda": ".cu"}  # noqa: RUF012 (a table)

@@ -241,7 +241,10 @@ def test_inspect_machine_code(capsys):
     assert all(np.isfinite(k["predicted"]["seconds"]) and k["spills"] == 0 for k in kernels)
 
 
-def test_what_is_missing_is_said(monkeypatch):
+def test_what_is_missing_is_said_before_anything_is_compiled(monkeypatch, capsys):
     monkeypatch.setattr(sass, "find_nvdisasm", lambda: None)
     with pytest.raises(UnsupportedError, match="nvdisasm, .*was not found: pip install"):
         disassembled(b"")
+    # Not even the model is read: there is none of this name.
+    assert main(["inspect", "none.onnx", "--target", "cuda", "--machine-code"]) == 2
+    assert "nvdisasm" in capsys.readouterr().err

@@ -37,6 +37,14 @@ def find_nvdisasm() -> str | None:
     return shutil.which("nvdisasm") or next((p for p in named if shutil.which(p)), None)
 
 
+def required_nvdisasm() -> str:
+    """The path of nvdisasm; UnsupportedError, which says how to get it, if there is none."""
+    tool = find_nvdisasm()
+    if tool is None:
+        raise UnsupportedError(f"nvdisasm, which reads machine code, was not found: {INSTALL}")
+    return tool
+
+
 def _packaged() -> Iterator[Path]:
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec else ():
@@ -188,9 +196,7 @@ def _reach(body: set[int], block: int, before: list[list[int]]) -> None:
 def disassembled(cubin: bytes) -> dict[str, Sass]:
     """The kernels of a cubin by name. UnsupportedError without nvdisasm, InternalError, with what
     it says, if it does not read the file."""
-    tool = find_nvdisasm()
-    if tool is None:
-        raise UnsupportedError(f"nvdisasm, which reads machine code, was not found: {INSTALL}")
+    tool = required_nvdisasm()
     with tempfile.TemporaryDirectory(prefix="graphc-sass-") as folder:
         path = Path(folder, "kernels.cubin")
         path.write_bytes(cubin)
