@@ -12,7 +12,8 @@ import numpy as np
 
 BLOCK = 128  # columns whose corrections are applied at once
 DAMPING = 0.01  # of the mean of the diagonal, which keeps H invertible
-SHRINKS = np.linspace(1.0, 0.8, 9)  # of a channel's range that are tried
+SHRINKS = np.linspace(1.0, 0.8, 9)  # of a channel's range that are tried,
+SHARED = np.linspace(1.0, 0.5, 11)  # and of the range that all channels share
 
 
 def scales_of(rows: np.ndarray, largest: int, moments: np.ndarray | None = None) -> np.ndarray:
@@ -20,15 +21,30 @@ def scales_of(rows: np.ndarray, largest: int, moments: np.ndarray | None = None)
     of what the weights are multiplied by."""
     top = np.abs(rows).max(1, initial=0)
     top = np.where(top > 0, top, 1.0)
-    weights = np.ones(rows.shape[1]) if moments is None else np.diagonal(moments)
     best, least = top / largest, np.full(len(rows), np.inf)
     for share in SHRINKS:
         scales = top * share / largest
-        whole = np.clip(np.rint(rows / scales[:, None]), -largest, largest)
-        errors = (((whole * scales[:, None] - rows) ** 2) * weights).sum(1)
+        errors = _errors(rows, scales, largest, moments)
         better = errors < least
         best, least = np.where(better, scales, best), np.where(better, errors, least)
     return np.maximum(best, 1e-30).astype(np.float32).astype(np.float64)
+
+
+def shared_scale(
+    rows: np.ndarray, scales: np.ndarray, largest: int, moments: np.ndarray | None = None
+) -> np.ndarray:
+    """The scales of rows replaced by one for all, at most the largest: of least squared error."""
+    tried = [np.full_like(scales, np.float32(scales.max() * share)) for share in SHARED]
+    return min(tried, key=lambda each: float(_errors(rows, each, largest, moments).sum()))
+
+
+def _errors(
+    rows: np.ndarray, scales: np.ndarray, largest: int, moments: np.ndarray | None
+) -> np.ndarray:
+    """The squared error of each row of nearest integers, weighted by mean squares."""
+    weights = np.ones(rows.shape[1]) if moments is None else np.diagonal(moments)
+    wrong = nearest(rows, scales, largest) * scales[:, None] - rows
+    return (wrong**2 * weights).sum(1)
 
 
 def nearest(rows: np.ndarray, scales: np.ndarray, largest: int) -> np.ndarray:

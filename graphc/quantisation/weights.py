@@ -17,16 +17,17 @@ def rounded(layer: Layer, moments: Moments | None, step: float, sharing: bool = 
     """The integers of a layer's weights, for data in units of `step`. The bias, if the layer can
     have one, makes up for what they change in the mean; so only what departs from the mean counts
     in rounding. A channel of small weights and a large bias has a scale in which the bias fits.
-    With `sharing`, all channels of a matrix product have the largest scale."""
+    With `sharing`, all channels of a matrix product have one scale."""
     rows, bias = rows_of(layer), bias_of(layer)
     has_bias = bias is not None or layer.op.name != "MatMul"
     groups = [None] if moments is None else list(moments.estimated(has_bias))
     parts = list(zip(np.split(rows, len(groups)), groups))
     scales = np.concatenate([rounding.scales_of(part, LARGEST, own) for part, own in parts])
-    if bias is not None:
-        scales = np.maximum(scales, np.abs(bias) / (step * LARGEST_BIAS))
+    floors = np.zeros(len(rows)) if bias is None else np.abs(bias) / (step * LARGEST_BIAS)
     if sharing and layer.op.name in PRODUCTS:
-        scales = np.full(len(rows), scales.max())
+        scales = rounding.shared_scale(rows, scales, LARGEST, groups[0])
+        floors = np.full_like(floors, floors.max())
+    scales = np.maximum(scales, floors)
     steps = np.split(scales, len(groups))
     integers = np.concatenate([_integers(*part, own) for part, own in zip(parts, steps)])
     if has_bias and moments is not None:

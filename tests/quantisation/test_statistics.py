@@ -99,3 +99,16 @@ def test_feedback_lowers_the_error_of_sums():
             return float((((whole * scales[:, None] - rows) @ reads.T) ** 2).sum())
 
         assert wrong(better) < 0.3 * wrong(plain)
+
+
+def test_one_scale_for_all_rows_trades_clipping_for_smaller_steps():
+    rows = np.random.default_rng(5).standard_normal((400, 64))
+    rows[0, 0] = 12.0  # an outlier, which clipping costs less than larger steps of all others
+    own = rounding.scales_of(rows, 127)
+    shared = rounding.shared_scale(rows, own, 127)
+    assert (shared == shared[0]).all() and shared[0] < own.max()
+
+    def wrong(scales):
+        return float(((rounding.nearest(rows, scales, 127) * scales[:, None] - rows) ** 2).sum())
+
+    assert wrong(own) < wrong(shared) < wrong(np.full(400, own.max()))
