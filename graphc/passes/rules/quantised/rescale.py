@@ -17,6 +17,8 @@ from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.quantised.values import Target
 
 MULTIPLIER_BITS = 31
+WORD = 32
+FEWEST_BITS = 22  # of multipliers that are as exact as ONNX Runtime's three roundings of floats
 LARGEST_SUM = (1 << 31) - 1
 LARGEST_SHIFT = 62
 WHOLE_NUMBERS = np.arange(1, 4096)
@@ -36,6 +38,18 @@ def fixed_point(factors: np.ndarray) -> tuple[np.ndarray, int] | None:
         return None
     exact = np.ldexp(factors, shift)
     return np.where(np.abs(exact) < 1, np.sign(exact), np.rint(exact)).astype(np.int32), shift
+
+
+def high_word(factors: np.ndarray) -> tuple[np.ndarray, int] | None:
+    """As `fixed_point`, for results of 8 bits: the shift is by a word where all multipliers keep
+    bits enough. One instruction gives the rounded high word of a product, and layers with equal
+    shifts share their code."""
+    fixed = fixed_point(factors)
+    if fixed is None or fixed[1] <= WORD:
+        return fixed
+    high = np.rint(np.ldexp(factors, WORD)).astype(np.int32)
+    exact = (np.abs(high) >= 1 << FEWEST_BITS - 1) | (factors == 0)
+    return (high, WORD) if exact.all() else fixed
 
 
 def gives_halves(multipliers: np.ndarray, shift: int) -> bool:
@@ -82,7 +96,7 @@ def rescaled(
     are its factors. No sum exceeds `largest`.
     """
     both = factors if below is None else np.concatenate([factors.reshape(-1), below.reshape(-1)])
-    fixed = fixed_point(both)
+    fixed = high_word(both) if target.dtype.bits == 8 else fixed_point(both)
     if fixed is None:
         return rw.skip("a factor is out of reach of fixed point")
     multipliers, shift = fixed
