@@ -14,7 +14,7 @@ from graphc.ir.graph import Graph, Op
 from graphc.ir.machine import Peaks
 from graphc.ir.operations import kernel_operations
 from graphc.ir.ops.in_range import own_results
-from graphc.ir.program import Program
+from graphc.ir.program import Program, While, walk
 from graphc.ir.types import TensorType
 
 NAME_WIDTH = 40
@@ -203,7 +203,10 @@ def _largest(use: ArenaUse) -> list[str]:
 
 def _live(use: ArenaUse, program: Program) -> list[str]:
     top = max(use.live)
-    lines = [f"live bytes over {len(use.live)} steps, at most {nbytes(top)}:"]
+    more = program.arena_lower_bound - top
+    loops = more > 0 and any(isinstance(step, While) for step in walk(program.steps))
+    told = f" (buffers of loops hold {nbytes(more)} more that nothing reads again)" if loops else ""
+    lines = [f"live bytes over {len(use.live)} steps, at most {nbytes(top)}{told}:"]
     lines += [f"  |{row}" for row in picture(use.live, program.arena_bytes)]
     return [*lines, "  +" + "-" * min(72, len(use.live))]
 

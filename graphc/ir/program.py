@@ -56,13 +56,24 @@ class Step:
 class Copy:
     """Copies the bytes of a slot into another of equal size. Directly in the body of a loop, source
     and target start so many bytes further at each trip, a number or an expression over the
-    program's sizes; slots are those of the first."""
+    program's sizes; slots are those of the first. Those that do not move on may overlap."""
 
     source: Slot
     target: Slot
     source_stride: Any = 0
     target_stride: Any = 0
     loc: tuple[str, ...] = ()
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether source and target, those of the first trip, have bytes in common."""
+        source, target = self.source, self.target
+        if (source.space, source.index) != (target.space, target.index):
+            return False
+        (a, b), (c, d) = (
+            (s.offset, s.offset + largest(s.elements) * s.dtype.size) for s in (source, target)
+        )
+        return max(a, c) < min(b, d)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,8 @@ class StepPrinter:
             source = self.moved(step.source, step.source_stride, True)
             target = self.moved(step.target, step.target_stride, False)
             nbytes = self.nbytes(step.source.elements, step.source.dtype.size)
-            self.line(f"memcpy({target}, {source}, {nbytes});")
+            copy = "memmove" if step.overlaps else "memcpy"
+            self.line(f"{copy}({target}, {source}, {nbytes});")
 
     def nbytes(self, count: Dim, each: int) -> str:
         """The bytes of so many elements."""

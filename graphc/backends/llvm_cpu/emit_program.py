@@ -37,7 +37,7 @@ MIN_RANGES = 16  # into which a phase is split if it has the iterations, to keep
 
 PART = 256  # steps of one function
 INSIDE = "internal "  # of functions that nobody else calls
-COPY = "@llvm.memcpy.p0.p0.i64"
+COPY, MOVE = "@llvm.memcpy.p0.p0.i64", "@llvm.memmove.p0.p0.i64"
 
 _ARGUMENTS = ("inputs", "outputs", "arena", "consts", "pool")
 
@@ -177,7 +177,8 @@ class Steps:
         count = elements_of((step.source.elements, step.source.dtype.size))
         if count == 0:
             return []
-        self.declarations.add(f"declare void {COPY}(ptr, ptr, i64, i1)")
+        copy = MOVE if step.overlaps else COPY
+        self.declarations.add(f"declare void {copy}(ptr, ptr, i64, i1)")
         strides = map(numbers.value, (step.source_stride, step.target_stride))
         nbytes, source_stride, target_stride = (numbers.value(count), *strides)
         lines: list[str] = []
@@ -186,7 +187,7 @@ class Steps:
         if (step.source.space, step.target.space) != ("input", "output"):
             return [
                 *lines,
-                f"  call void {COPY}(ptr {target}, ptr {source}, i64 {nbytes}, i1 false)",
+                f"  call void {copy}(ptr {target}, ptr {source}, i64 {nbytes}, i1 false)",
             ]
         lines += [  # which may be the same memory
             f"  %same{number} = icmp eq ptr {target}, {source}",

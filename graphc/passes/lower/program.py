@@ -182,7 +182,7 @@ class Lowering:
         by_rows = plan.segment.ops if plan is not None else ()
         for op in counted("making kernels", self.graph.ops):
             if plan is not None and op is by_rows[-1]:
-                lower_segment(self, plan.segment, plan.bands)
+                lower_segment(self, plan)
             elif op.name != "Constant" and op not in by_rows:
                 self.lower_op(op)
         self.finish_outputs()

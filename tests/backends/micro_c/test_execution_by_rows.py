@@ -12,10 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 from quantised_models import QuantisedModel
 
 from graphc.driver import Settings, to_program, typed
+from graphc.errors import InternalError
 from graphc.ir.program import While
 from graphc.passes.lower.program import composed
 from graphc.passes.lower.rows.candidates import all_segments
-from graphc.passes.lower.rows.schedule import Read, Stage, schedule
+from graphc.passes.lower.rows.compact import Replay, compact_schedule
+from graphc.passes.lower.rows.schedule import Fill, Read, Run, Slide, Stage, schedule
 from graphc.passes.lower.rows.segments import RowPlan
 from graphc.targets.micro_c import MicroC
 
@@ -26,7 +28,11 @@ class Chosen(MicroC):
     def draft(self, graph, lower):
         plain = super().draft(graph, lower)
         known = sorted(all_segments(graph, composed(graph)), key=lambda s: len(s.ops))
-        plans = [RowPlan.even(s, height) for s in known[-1:] for height in (1, 3)]
+        plans = [
+            replace(RowPlan.even(s, height), compact=compact)
+            for s in known[-1:]
+            for height, compact in ((1, False), (3, False), (2, True))
+        ]
         self.made.extend((plan, self.finished(lower(graph, rows=plan))) for plan in plans)
         return plain
 
@@ -189,7 +195,7 @@ def test_budget_chooses_the_fastest_that_fits(tmp_path, capsys):
     assert len(trades) >= 2 and trades[0]["layers_by_rows"] == 0
     assert rams == sorted(rams, reverse=True) and costs == sorted(costs)
     shown = ok(capsys, "inspect", *options, "--ram", rams[-1])
-    assert "RAM against instructions" in shown
+    assert "RAM against instructions" in shown and "more that nothing reads again" in shown
     ok(capsys, "compile", *options, "--ram", rams[0], "-o", tmp_path / "whole")
     ok(capsys, "compile", *options, "--ram", rams[-1], "-o", tmp_path / "rows")
     whole, rows = ((tmp_path / n / "m.c").read_text() for n in ("whole", "rows"))
@@ -224,9 +230,15 @@ def test_sums_over_rows_with_weights_of_their_own_are_not_gathered():
 
 
 @pytest.mark.parametrize(
-    "bands", [(1, 2, 3, 2, 5, 1, 2), (4, 1, 2, 1, 2, 3, 1), (2, 3, 1, 4, 1, 2, 4)]
+    "bands, compact",
+    [
+        ((1, 2, 3, 2, 5, 1, 2), False),
+        ((4, 1, 2, 1, 2, 3, 1), True),
+        ((1, 1, 1, 1, 1, 1, 1), True),
+        ((2, 3, 1, 4, 1, 2, 4), True),
+    ],
 )
-def test_stages_have_bands_of_their_own(bands):
+def test_stages_have_bands_of_their_own(bands, compact):
     m = quantised(25, 6)
     target = MicroC(cpu="cortex-m4", sanitize=True)
     made = []
@@ -236,13 +248,30 @@ def test_stages_have_bands_of_their_own(bands):
             plain = super().draft(graph, lower)  # which optimises the graph
             segment = max(all_segments(graph, composed(graph)), key=lambda s: len(s.ops))
             given = (bands * 2)[: len(segment.heights)]
-            plan = RowPlan(segment, tuple(map(min, given, segment.heights)))
+            plan = RowPlan(segment, tuple(map(min, given, segment.heights)), compact)
             made.append(self.finished(lower(graph, rows=plan)))
             return plain
 
     plain = to_program(typed(m.result.SerializeToString()), Given(cpu="cortex-m4"), Settings())
     for a, b in zip(target.load(plain)(m.feeds), target.load(made[0])(m.feeds)):
         np.testing.assert_array_equal(a, b)
+
+
+CHAIN = [Stage(20, 3), *(Stage(20, 3, (Read(n, 1, -1, 1),)) for n in range(3))]
+
+
+def test_compact_schedules_keep_what_windows_need():
+    """Two rows of each stage, and besides a band that is made and one that is read."""
+    assert compact_schedule(CHAIN, [8] * 3, 24).nbytes == (3 * 2 + 2 * 3) * 8
+
+
+@pytest.mark.parametrize("left_out", [Slide, Fill, Run])
+def test_replay_finds_events_that_are_missing(left_out):
+    plan = compact_schedule(CHAIN, [8] * 3, 24)
+    Replay(CHAIN, [8] * 3, plan.nbytes).check(plan.events)
+    one = next(e for e in plan.events if isinstance(e, left_out))
+    with pytest.raises(InternalError):
+        Replay(CHAIN, [8] * 3, plan.nbytes).check([e for e in plan.events if e is not one])
 
 
 def test_rows_that_wait_while_the_result_goes_on_are_kept():

@@ -97,6 +97,8 @@ TILES = {
     "depthwise, wide": ((1, 4, 40, 48), 4, 1, {"pads": (1, 1, 1, 1), "group": 4}),
     "depthwise, by threes": (
         (1, 4, 9, 9), 4, 9, {"taps": (2, 5), "group": 4, "pads": (0, 2, 1, 2), "strides": (1, 3)}),
+    "depthwise, one row": ((1, 6, 3, 7), 6, 3, {"pads": (0, 1, 0, 1), "group": 6}),
+    "depthwise, one column": ((1, 4, 9, 3), 4, 5, {"pads": (1, 0, 1, 0), "group": 4}),
     "fewer rows than a block": ((1, 13, 1, 5), 7, 3, {"taps": (1, 1)}),
     "in blocks": ((1, 24, 7, 9), 9, 11, {"taps": (1, 1), "extreme": True}),
     "strided windows": ((2, 8, 9, 9), 6, 4, {"pads": (1, 1, 1, 1), "strides": (2, 2)}),

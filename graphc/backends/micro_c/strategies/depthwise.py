@@ -147,6 +147,9 @@ def _classified(core: Core, element: Centred, weight: Load, load: Load) -> Windo
             step = _step(element.byte, load, position, tap)
             if step and core.role(position) is Role.ROW:
                 pairs.append((stride(load, tap) or 0, position, tap, step))
+    single = [tap for tap in core.hole.axes if tap not in {pair[2] for pair in pairs}]
+    if len(single) == 1:  # outputs have one row or column
+        pairs.append((stride(load, single[0]) or 0, Index("only", 1), single[0], 1))
     pairs.sort(key=lambda pair: -pair[0])
     if len(pairs) != 2 or pairs[0][1] is pairs[1][1] or pairs[0][2] is pairs[1][2]:
         return f"{NAME}: windows must have rows and columns"

@@ -18,8 +18,16 @@ import numpy as np
 from graphc.ir.graph import Graph, Op, Value
 from graphc.passes.analysis.computation import Computation, physical_buffer
 from graphc.passes.lower.rows.bands import ByRows, Gathered, by_rows, gathered
+from graphc.passes.lower.rows.compact import compact_schedule
 from graphc.passes.lower.rows.lowering import line_bytes, margins_of
-from graphc.passes.lower.rows.schedule import Event, Run, Shift, Stage, schedule
+from graphc.passes.lower.rows.schedule import (
+    Event,
+    Run,
+    Shift,
+    Slide,
+    Stage,
+    schedule,
+)
 from graphc.passes.lower.rows.segments import RowPlan, Segment, segments
 from graphc.records import dataclass
 
@@ -91,7 +99,8 @@ def _plans(segment: Segment, costs: _Costs) -> list[RowPlan]:
     ]
     half = len(stages) // 2
     mixed = [b[:half] + a[half:] for a, b in pairwise(made)]
-    return [RowPlan(segment, bands) for bands in dict.fromkeys((*made, *mixed))]
+    known = dict.fromkeys((*made, *mixed))
+    return [RowPlan(segment, bands, compact) for bands in known for compact in (False, True)]
 
 
 class _Costs:
@@ -160,6 +169,14 @@ def _thinned(kept: list[_Judged]) -> list[_Judged]:
 
 
 def _judged(plan: RowPlan, use: _Use, costs: _Costs) -> _Judged:
+    lines, copies = (_compact_lines if plan.compact else _lines)(plan)
+    cost = copies + sum(costs.of(plan.segment, n, band) for n, band in enumerate(plan.bands))
+    memory = lines + use.live(plan.segment)
+    return _Judged(plan, max(use.around(plan.segment), memory), round(cost))
+
+
+def _lines(plan: RowPlan) -> tuple[int, float]:
+    """The bytes of line buffers and bands, and the instructions of copies between them."""
     segment, bands = plan.segment, plan.bands
     stages = segment.stages(bands)
     made = schedule(stages)
@@ -169,13 +186,22 @@ def _judged(plan: RowPlan, use: _Use, costs: _Costs) -> _Judged:
         made.keeps[n] or made.capacity[n] > bands[n] or any(margins_of(segment, v, bands[n]))
         for n, v in enumerate(values)
     ]
-    cost = sum(costs.of(segment, n, band) for n, band in enumerate(bands))
-    for event in made.events:
-        if isinstance(event, Shift):
-            cost += CALL + event.rows * rows[event.stage] / BYTES
     lines = sum(made.capacity[n] * rows[n] for n in range(len(segment.ops)) if kept[n])
-    memory = lines + _passing(stages, made.events, rows, kept) + use.live(segment)
-    return _Judged(plan, max(use.around(segment), memory), round(cost))
+    moved = (event for event in made.events if isinstance(event, Shift))
+    copies = sum(CALL + event.rows * rows[event.stage] / BYTES for event in moved)
+    return lines + _passing(stages, made.events, rows, kept), copies
+
+
+def _compact_lines(plan: RowPlan) -> tuple[int, float]:
+    """The same of a compact plan."""
+    segment, bands = plan.segment, plan.bands
+    *rows, last = (
+        line_bytes(segment, value, 2)
+        for value in (segment.source, *(op.output for op in segment.ops))
+    )
+    made = compact_schedule(segment.stages(bands), rows, bands[-1] * last)
+    moved = [event.nbytes for event in made.events if isinstance(event, Slide)]
+    return made.nbytes, len(moved) * CALL + sum(moved) / BYTES
 
 
 def _passing(

@@ -2,8 +2,8 @@
 
 Line buffers are storages of the program around, so memory is planned as ever. What a stage makes,
 if nothing of it is kept for later bands, has a storage of its own each time, which lives from one
-call to the next. Bands of the source are copied from where it lies, and those of the result to
-where it goes.
+call to the next. Rows of a compact plan lie in one storage.
+Bands of the source are copied from where it lies, and those of the result to where it goes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,18 @@ from graphc.ir.kernel import Buffer
 from graphc.passes.analysis.compose import input_names
 from graphc.passes.analysis.computation import Computation, Output, index_of, physical_buffer
 from graphc.passes.lower.rows.bands import SUMS, Gathered, banded, row_axis
-from graphc.passes.lower.rows.schedule import Event, Fill, Loop, Run, Shift, loops, schedule
-from graphc.passes.lower.rows.segments import Segment, paddings
+from graphc.passes.lower.rows.compact import Replay, compact_schedule
+from graphc.passes.lower.rows.schedule import (
+    Event,
+    Fill,
+    Loop,
+    Run,
+    Shift,
+    Slide,
+    loops,
+    schedule,
+)
+from graphc.passes.lower.rows.segments import RowPlan, Segment, paddings
 from graphc.passes.lower.storages import AnyCall, Move, Repeat, Storages
 
 
@@ -42,9 +52,9 @@ class Lowering(Protocol):
         """The storage of a new constant."""
 
 
-def lower_segment(around: Lowering, segment: Segment, bands: Sequence[int]) -> None:
-    """Adds the calls of a segment, whose source and ops go so many rows at a time."""
-    _Rows(around, segment, bands).lower()
+def lower_segment(around: Lowering, plan: RowPlan) -> None:
+    """Adds the calls of a segment."""
+    (_Compact if plan.compact else _Rows)(around, plan.segment, plan.bands).lower()
 
 
 def margins_of(segment: Segment, value: Value, band: int) -> tuple[int, int]:
@@ -74,18 +84,25 @@ class _Rows:
     def __init__(self, around: Lowering, segment: Segment, bands: Sequence[int]):
         self.around, self.segment, self.storages = around, segment, around.storages
         self.stages = segment.stages(bands)
-        self.plan = schedule(self.stages)
         self.values = [segment.source, *(op.output for op in segment.ops)]
         self.last = len(self.stages) - 1
-        self.margins = [margins_of(segment, v, band) for v, band in zip(self.values, bands)]
+        self.margins = self.margins_of(bands)
         self.parts: dict[tuple[int, int], Computation] = {}
-        self.lines = [
-            "" if number == self.last or not self.is_kept(number) else self.buffer(number)
-            for number in range(len(self.stages))
-        ]
         end = segment.by_rows[-1]
         self.gathered = end if isinstance(end, Gathered) else None
+        self.begin_lines()
         self.sums = "" if self.gathered is None else self.storages.temporary(self.gathered.sums)
+
+    def margins_of(self, bands: Sequence[int]) -> list[tuple[int, int]]:
+        """The columns of padding beside rows, by stage."""
+        return [margins_of(self.segment, v, band) for v, band in zip(self.values, bands)]
+
+    def begin_lines(self) -> None:
+        """Makes the schedule, and the storages of line buffers."""
+        self.plan = schedule(self.stages)
+        kept = filter(self.is_kept, range(self.last))
+        self.lines = {number: self.buffer(number) for number in kept}
+        self.events: tuple[Event, ...] = self.plan.events
 
     def part(self, event: Run) -> Computation:
         """What a stage computes for a band."""
@@ -124,9 +141,11 @@ class _Rows:
         buffer = self.rows_of(number, rows, self.margins[number])
         return self.storages.part(self.lines[number], buffer, at * self.line_bytes(number))
 
-    def band(self, event: Run) -> str:
-        """Where a band goes in a line buffer, margins left out."""
+    def target(self, event: Run) -> str:
+        """Where a band goes in a line buffer, margins left out; or a storage for it alone."""
         number = event.stage
+        if number == self.last or not self.is_kept(number):
+            self.lines[number] = self.buffer(number)
         left, _ = self.margins[number]
         start = event.at * self.line_bytes(number)
         if left:
@@ -148,7 +167,7 @@ class _Rows:
         for number, margins in enumerate(self.margins):
             if any(margins):
                 self.pad(number, self.lines[number])
-        for piece in loops(self.plan, self.last):
+        for piece in loops(self.events, self.last):
             if piece.trips == 1:
                 self.around.calls += self.calls(piece)
                 continue
@@ -173,17 +192,20 @@ class _Rows:
     def event(self, event: Event, piece: Loop) -> None:
         if isinstance(event, Shift):
             self.shift(event)
+        elif isinstance(event, Slide):
+            self.slide(event)
         elif isinstance(event, Fill):
             self.fill(event)
         else:
             self.run(event, piece.steps.get(event.stage, 0) * self.row_bytes(event.stage))
 
     def shift(self, event: Shift) -> None:
-        """Moves rows towards the start, no more at once than do not overlap where they go."""
-        for done in range(0, event.rows, event.start):
-            rows = min(event.start, event.rows - done)
-            source = self.view(event.stage, event.start + done, rows)
-            self.around.calls.append(Move(source, self.view(event.stage, done, rows)))
+        """Moves rows to the start of a line buffer."""
+        source = self.view(event.stage, event.start, event.rows)
+        self.around.calls.append(Move(source, self.view(event.stage, 0, event.rows)))
+
+    def slide(self, event: Slide) -> None:
+        raise NotImplementedError
 
     def fill(self, event: Fill) -> None:
         """Writes rows of padding."""
@@ -204,9 +226,7 @@ class _Rows:
         if number == self.last and self.gathered is not None:
             self.gather(event, self.gathered)
             return
-        if number == self.last or not self.is_kept(number):
-            self.lines[number] = self.buffer(number)
-        target = self.band(event)
+        target = self.target(event)
         if number == 0:
             source, start = self.whole(event, step)
             self.around.calls.append(Move(source, target, step, 0, start))
@@ -245,9 +265,13 @@ class _Rows:
 
     def gather(self, event: Run, end: Gathered) -> None:
         """Adds a band to what is gathered."""
-        after = self.storages.temporary(end.sums)
+        after = self.after(event, end)
         self.compute(self.part(event), self.last, {**self.windows(event), SUMS: self.sums}, after)
         self.around.calls.append(Move(after, self.sums))
+
+    def after(self, event: Run, end: Gathered) -> str:
+        """A storage for what is gathered with one more band."""
+        return self.storages.temporary(end.sums)
 
     def finish(self, end: Gathered) -> None:
         """Computes the result."""
@@ -265,3 +289,35 @@ class _Rows:
             return whole, start
         band = self.rows_of(number, event.rows)
         return self.storages.part(whole, band, start), 0
+
+
+class _Compact(_Rows):
+    """Lowers one segment by a compact schedule."""
+
+    def margins_of(self, bands: Sequence[int]) -> list[tuple[int, int]]:
+        return [(0, 0)] * len(bands)
+
+    def begin_lines(self) -> None:
+        rows = [self.line_bytes(number) for number in range(self.last)]
+        band = self.stages[self.last].band * self.row_bytes(self.last)
+        end = band if self.gathered is None else nbytes(self.gathered.sums)
+        plan = compact_schedule(self.stages, rows, end)
+        Replay(self.stages, rows, plan.nbytes).check(plan.events)
+        self.block = self.storages.temporary(Buffer("lines", u8, (plan.nbytes,), ""))
+        self.events = plan.events
+
+    def view(self, number: int, at: int, rows: int) -> str:
+        return self.storages.part(self.block, self.rows_of(number, rows), at)
+
+    def target(self, event: Run) -> str:
+        return self.view(event.stage, event.at, event.rows)
+
+    def after(self, event: Run, end: Gathered) -> str:
+        return self.storages.part(self.block, end.sums, event.at)
+
+    def slide(self, event: Slide) -> None:
+        buffer = Buffer("", u8, (event.nbytes,), "")
+        source, target = (
+            self.storages.part(self.block, buffer, at) for at in (event.source, event.target)
+        )
+        self.around.calls.append(Move(source, target))

@@ -14,6 +14,7 @@ With Enhanced Depth-First Execution, 2019, and of H.-S. Zheng et al., StreamNet,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 
 from graphc.errors import InternalError
@@ -43,7 +44,8 @@ class Stage:
 @dataclass(frozen=True)
 class Run:
     """A stage makes a band of `rows` rows that begins with `row`, at row `at` of its line buffer.
-    The rows that it reads begin at these rows of the line buffers of what it reads."""
+    The rows that it reads begin at these rows of the line buffers of what it reads. All are bytes
+    of a block in a compact schedule (compact.py)."""
 
     stage: int
     row: int
@@ -63,14 +65,24 @@ class Shift:
 
 @dataclass(frozen=True)
 class Fill:
-    """Rows of padding."""
+    """Rows of padding, at a place as in Run."""
 
     stage: int
     at: int
     rows: int
 
 
-Event = Run | Shift | Fill
+@dataclass(frozen=True)
+class Slide:
+    """Moves the rows of a stage, so many bytes, in the block of a compact schedule."""
+
+    stage: int
+    source: int
+    target: int
+    nbytes: int
+
+
+Event = Run | Shift | Fill | Slide
 
 
 @dataclass(frozen=True)
@@ -85,9 +97,9 @@ class Schedule:
 
 def schedule(stages: list[Stage]) -> Schedule:
     """The schedule of stages in topological order, the last of which makes the result."""
-    trial = _Player(stages, None)
+    trial = Player(stages, None)
     trial.play()
-    final = _Player(stages, trial.capacity)
+    final = Player(stages, trial.capacity)
     final.play()
     return Schedule(tuple(final.events), tuple(final.capacity), tuple(trial.keeps))
 
@@ -105,7 +117,7 @@ class _Lines:
 
 
 @dataclass
-class _Player:
+class Player:
     """Plays the schedule, with line buffers that are as large as it takes, or of a capacity."""
 
     stages: list[Stage]
@@ -118,20 +130,18 @@ class _Player:
         self.next = [0] * len(self.stages)
         self.capacity = [0] * len(self.stages)
         self.keeps = [False] * len(self.stages)
+        self.readers: list[list[tuple[int, Read]]] = [[] for _ in self.stages]
+        for number, stage in enumerate(self.stages):
+            for read in stage.reads:
+                self.readers[read.of].append((number, read))
         self.lines = [self._lines(n) for n in range(len(self.stages))]
         last = self.stages[-1]
         for _ in range(0, last.rows, last.band):  # of which the last may be lower
-            self.run(len(self.stages) - 1)
-
-    def readers(self, number: int) -> list[tuple[int, Read]]:
-        return [
-            (n, read) for n, stage in enumerate(self.stages) for read in stage.reads
-            if read.of == number
-        ]  # fmt: skip
+            self.run(len(self.stages) - 1, last.band)
 
     def _lines(self, number: int) -> _Lines:
         height, top, bottom = self.stages[number].rows, 0, 0
-        for reader, read in self.readers(number):
+        for reader, read in self.readers[number]:
             end = read.stride * (self.stages[reader].rows - 1) + read.high + 1
             top, bottom = max(top, -read.low), max(bottom, end - height)
         return _Lines(top, bottom, -top, -top)
@@ -139,13 +149,15 @@ class _Player:
     def needed(self, number: int) -> int:
         """The first row that a reader of a stage still needs."""
         firsts = [
-            read.stride * self.next[n] + read.low for n, read in self.readers(number)
+            read.stride * self.next[n] + read.low for n, read in self.readers[number]
             if self.next[n] < self.stages[n].rows
         ]  # fmt: skip
         return max(min(firsts, default=self.lines[number].end), self.lines[number].base)
 
     def room(self, number: int, rows: int) -> int:
         """Makes room for so many more rows; where they go."""
+        if number == len(self.stages) - 1:
+            return 0
         lines = self.lines[number]
         needed = min(self.needed(number), lines.end)
         kept = lines.end - needed
@@ -169,33 +181,53 @@ class _Player:
             at = self.room(number, rows)
             self.events.append(Fill(number, at, rows))
 
-    def ask(self, number: int, end: int) -> None:
-        """Has a stage make rows until there are all before `end`."""
+    def ask(self, number: int, end: int, often: int) -> None:
+        """Has a stage make rows until there are all before `end`; the reader takes so many more
+        each time."""
         lines, stage = self.lines[number], self.stages[number]
-        if not lines.begun:
-            lines.begun = True
-            self.fill(number, lines.top)
         while lines.end < end:
-            if self.next[number] < stage.rows:
-                self.run(number)
+            if not lines.begun and end <= 0:
+                self.begin(number)
+            elif self.next[number] < stage.rows:
+                self.run(number, self.height(number, end - max(lines.end, 0), often))
             elif lines.end < stage.rows + lines.bottom:
                 self.fill(number, lines.bottom)
             else:
                 raise InternalError(f"rows: stage {number} has no row {end - 1}")
 
-    def run(self, number: int) -> None:
-        """Has a stage make its next band."""
+    def begin(self, number: int) -> None:
+        """Puts padding in front of the first row of a stage."""
+        lines = self.lines[number]
+        if not lines.begun:
+            lines.begun = True
+            self.fill(number, lines.top)
+
+    def height(self, number: int, wanted: int, often: int) -> int:
+        """The rows of a band of which so many are asked for, and so many most times."""
+        return self.stages[number].band
+
+    def run(self, number: int, most: int) -> None:
+        """Has a stage make its next band, of so many rows or what is left."""
         stage, row = self.stages[number], self.next[number]
-        rows = min(stage.band, stage.rows - row)
+        rows = min(most, stage.rows - row)
         for read in sorted(stage.reads, key=lambda read: read.high):  # what is near first
-            self.ask(read.of, read.stride * (row + rows - 1) + read.high + 1)
-        windows = tuple(read.stride * row + read.low - self.lines[read.of].base
-                        for read in stage.reads)  # fmt: skip
-        is_last = number == len(self.stages) - 1
-        at = 0 if is_last else self.room(number, rows)
+            end = read.stride * (row + rows - 1) + read.high + 1
+            self.ask(read.of, end, read.stride * stage.band)
+        if number < len(self.stages) - 1:
+            self.begin(number)
+        at = self.room(number, rows)
+        windows = tuple(self.place(read.of, read.stride * row + read.low) for read in stage.reads)
         self.next[number] += rows
         self.events.append(Run(number, row, rows, at, windows))
-        if is_last:  # where a loop may end
+        self.ran(number)
+
+    def place(self, number: int, row: int) -> int:
+        """Where a row of a stage lies in its line buffer."""
+        return row - self.lines[number].base
+
+    def ran(self, number: int) -> None:
+        """What follows a band."""
+        if number == len(self.stages) - 1:  # where a loop may end
             for n, other in enumerate(self.lines[:-1]):
                 self.keeps[n] |= other.end > self.needed(n)
 
@@ -216,12 +248,12 @@ class Loop:
 LONGEST = 4  # bands of the last stage in one trip
 
 
-def loops(plan: Schedule, last: int) -> list[Loop]:
+def loops(events: Sequence[Event], last: int) -> list[Loop]:
     """The events as straight pieces and loops: where bands of the last stage, a few at a time, are
     made by equal events again and again."""
     chunks: list[tuple[Event, ...]] = []
     chunk: list[Event] = []
-    for event in plan.events:
+    for event in events:
         chunk.append(event)
         if isinstance(event, Run) and event.stage == last:
             chunks.append(tuple(chunk))

@@ -65,10 +65,11 @@ class Segment:
 @dataclass(frozen=True)
 class RowPlan:
     """What is executed by rows: a segment, and the rows of a band, by stage; the last band of a
-    stage is what is left of its rows."""
+    stage is what is left of its rows. `compact`: by a compact schedule."""
 
     segment: Segment
     bands: tuple[int, ...]
+    compact: bool = False
 
     @classmethod
     def even(cls, segment: Segment, height: int) -> RowPlan:
