@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
@@ -71,14 +72,24 @@ def candidates(
         known = [s for s in known if s.source in graph.params]
     floors = [(max(use.around(s), _least_lines(s) + use.live(s)), n) for n, s in enumerate(known)]
     chosen = [known[n] for floor, n in sorted(floors)[:MOST_SEGMENTS] if floor < plain]
-    judged: dict[tuple[int, int], _Judged] = {}
     costs = _Costs(work)
-    for segment in chosen:
-        for plan in _plans(segment, costs):
-            one = _judged(plan, use, costs)
-            if one.memory < plain:
-                judged.setdefault((one.memory, one.cost), one)
-    return [one.plan for one in _thinned(_best(list(judged.values())))]
+    judged = [_judged(plan, use, costs) for s in chosen for plan in _plans(s, costs)]
+    if judged:
+        judged.append(_smaller(min(judged, key=lambda j: (j.memory, j.cost)), use, costs))
+    return [one.plan for one in _thinned(_best([j for j in judged if j.memory < plain]))]
+
+
+def _smaller(start: _Judged, use: _Use, costs: _Costs) -> _Judged:
+    """A plan with taller bands of some stages that takes less memory, if there is one: rows of a
+    stage that moves by two wait less if what it reads comes two at a time."""
+    best = start
+    for number in range(len(start.plan.bands)):
+        bands = list(best.plan.bands)
+        bands[number] = min(2 * bands[number], best.plan.segment.heights[number])
+        one = _judged(replace(best.plan, bands=tuple(bands)), use, costs)
+        if one.memory < best.memory:
+            best = one
+    return best
 
 
 def _plans(segment: Segment, costs: _Costs) -> list[RowPlan]:
