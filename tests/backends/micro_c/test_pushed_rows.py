@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from bundles import SANITISED, STRICT, checked
@@ -128,14 +129,14 @@ def test_pieces_of_all_heights_give_the_same(compiled, height, mean):
         assert told in checked(["./test"], folder)
 
 
-@pytest.mark.parametrize("height", [1, 3])
-def test_loops_wait_for_rows(tmp_path, height):
+@pytest.mark.parametrize("height, compact", [(1, False), (3, False), (1, True)])
+def test_loops_wait_for_rows(tmp_path, height, compact):
     class Even(MicroC):
         def draft(self, graph, lower):
             super().draft(graph, lower)  # which optimises the graph
             known = all_segments(graph, composed(graph))
             segment = [s for s in known if s.source in graph.params][-1]
-            return lower(graph, rows=RowPlan.even(segment, height))
+            return lower(graph, rows=replace(RowPlan.even(segment, height), compact=compact))
 
     source = images(40, 5).SerializeToString()
     program = to_program(typed(source), Even(cpu="cortex-m4"), Settings())
