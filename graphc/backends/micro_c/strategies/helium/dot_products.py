@@ -72,7 +72,7 @@ class Dots(Emitter):
             levels, reads = self._windows(rows, inside)
         size = min(self.options.block, self.columns)
         whole, rest = divmod(self.columns, size)
-        kept = self._kept(levels, reads)
+        kept = [] if self.long else self._kept(levels, reads)
         with self._loop(whole) as block:
             first = simplify(block * size)
             self._block(_Tile(rows, first, size, levels, reads, kept))
