@@ -9,6 +9,8 @@ of four by wgmma (producer.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.contraction.blocks import constant_depth, flattened, sort_depth
 from graphc.backends.cuda.strategies.contraction.costs import Problem, clocks, ranked
@@ -75,14 +77,15 @@ def lower_matrix_cores(
     def kernel(tile: SlicedTile) -> Kernel:
         return emitter(tile).kernel("cores")
 
-    tiles: list[SlicedTile] = [*WARP_TILES]
+    padded = Warps(flat, kind, panels, WARP_TILES[-1]).padded
+    tiles: list[SlicedTile] = [replace(t, padded=padded) for t in WARP_TILES]
     if gpu.group_rate:
         produced = (Producer(flat, kind, panels, t) for t in GROUP_TILES)
-        tiles = [*(p.described(_at_once(p.tile, gpu)) for p in produced if p.fits), *WARP_TILES]
+        tiles = [*(p.described(_at_once(p.tile, gpu)) for p in produced if p.fits), *tiles]
     if isinstance(tile, GroupTile):
         fits = gpu.group_rate > 0 and Producer(flat, kind, panels, tile).fits
     else:
-        fits = tile is None or bool(ranked([tile], gpu, problem))
+        fits = tile is None or bool(ranked([replace(tile, padded=padded)], gpu, problem))
     if not fits:
         return f"contraction: operands and {gpu.arch} must suit the tile, found {tile}"
     best = _groups_first(ranked(tiles, gpu, problem), gpu, problem)

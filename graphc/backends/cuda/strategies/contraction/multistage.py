@@ -20,7 +20,12 @@ from graphc.backends.cuda.strategies.contraction.blocks import BlockedContractio
 from graphc.backends.cuda.strategies.contraction.costs import Block, exchanged
 from graphc.backends.cuda.strategies.contraction.mma_operands import Kind, padded_depth
 from graphc.backends.cuda.strategies.contraction.operand_packing import whole_depth
-from graphc.backends.cuda.strategies.contraction.panels import Panel, ThreadGroup
+from graphc.backends.cuda.strategies.contraction.panels import (
+    CHUNK,
+    PADDING,
+    Panel,
+    ThreadGroup,
+)
 from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr
@@ -35,7 +40,7 @@ WRITTEN = 8  # slices, of a loop that may be written out
 @dataclass(frozen=True)
 class SlicedTile(ABC):
     """Sums per block and per team, words of the depth in a slice, stages of shared memory, and
-    groups that split the depth."""
+    groups that split the depth; `padded` panels have longer rows (panels.py)."""
 
     rows: int
     columns: int
@@ -44,6 +49,7 @@ class SlicedTile(ABC):
     words: int
     stages: int
     k_groups: int = 1
+    padded: int = 0
 
     team = WARP  # threads
     pitch = 16  # rows from one fragment of a warp to the next
@@ -64,7 +70,8 @@ class SlicedTile(ABC):
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        slices = 4 * self.stages * self.words * (self.rows + self.columns)
+        sides = self.rows + self.columns + self.padded * PADDING * CHUNK
+        slices = 4 * self.stages * self.words * sides
         return slices * self.k_groups + exchanged(self)
 
     @property
@@ -129,6 +136,11 @@ class SlicedContraction(BlockedContraction):
         self.own_row = simplify(team // across * tile.own_rows)
         self.own_column = simplify(team % across * tile.own_columns)
         self.warp_row = simplify(self.own_row + member % tile.team // WARP * 16)
+
+    @property
+    def padded(self) -> int:
+        """Panels whose rows are padded, whatever the tile."""
+        return self.panel_a.padded + self.panel_b.padded
 
     @property
     def in_lines(self) -> bool:

@@ -13,10 +13,12 @@ more than eight chunks are cut into lines of 128 bytes: the first eight chunks o
 first, then the others. The swizzle stores chunk c of row r at chunk c ^ (r % 8) of its line (where
 rows have fewer than eight chunks, the number of the line takes the place of r). Then neither the
 eight rows of a matrix nor the chunks of a row conflict in a bank, and no memory is spent on
-padding. Where words are read one by one, the chunk is c ^ (2 r % 8), as two chunks of four rows are
-read at once. This is the permuted layout of CUTLASS's tensor core kernels (A. Kerr et al., CUTLASS:
-Fast Linear Algebra in CUDA C++, 2017) and, in whole lines, the 128-byte swizzle of wgmma. Rows that
-are neither whole lines nor at most half a line are padded to an odd number of chunks instead.
+padding. This is the permuted layout of CUTLASS's tensor core kernels (A. Kerr et al., CUTLASS: Fast
+Linear Algebra in CUDA C++, 2017) and, in whole lines, the 128-byte swizzle of wgmma. Rows that are
+neither whole lines nor at most half a line are padded to an odd number of chunks instead. So are
+rows across of words that are read one by one, two chunks of four rows at once: they lie in
+different banks if rows are 2 chunks longer than a multiple of 4, and all addresses of a lane are
+one register and constants, which a swizzle would spread over several.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from graphc.ir.kernel import Buffer, Intrin, KernelBuilder, Store
 from graphc.ir.simplify import simplify
 
 LINE = 8  # chunks of 16 bytes that lie in different banks
+PADDING = 2  # chunks beyond a multiple of 4, of rows whose words are read one by one
 WORDS_AT_ONCE = 4  # that a thread puts together: more would need many registers for addresses
 STEP = 8  # words of the depth that one instruction multiplies: two chunks
 
@@ -86,8 +89,12 @@ class Panel:
             rows, words = words * kind.per_word, rows // kind.per_word
         self.singly = paired or (self.across and kind.per_word == 1)
         self.rows, self.chunks = rows, words // CHUNK
-        self.permuted = self.chunks % LINE == 0 or self.chunks in (1, 2, 4)
+        self.padded = self.singly and not paired
+        regular = self.chunks % LINE == 0 or self.chunks in (1, 2, 4)
+        self.permuted = regular and not self.padded
         length = min(self.chunks, LINE) if self.permuted else self.chunks | 1
+        if self.padded:
+            length = self.chunks + (PADDING - self.chunks) % 4
         lines = rows * max(self.chunks // LINE, 1) if self.permuted else rows
         self.buffer = Buffer(name, u32, (stages, lines, length * CHUNK), "local")
 
@@ -96,7 +103,6 @@ class Panel:
         if not self.permuted:
             return stage, row, simplify(chunk * CHUNK)
         line = row if self.chunks >= LINE else row // (LINE // self.chunks)
-        line = line * 2 if self.singly and not self.paired else line
         if self.chunks > LINE:
             row, chunk = simplify(chunk // LINE * self.rows + row), chunk % LINE
         moved = call("bxor", simplify(chunk), simplify(line % min(self.chunks, LINE)))
