@@ -45,6 +45,15 @@ def test_integers(name, dtype):
     assert [int(v) & (1 << bits) - 1 for v in found] == wanted
 
 
+@pytest.mark.parametrize("dtype", ["int16", "uint16"])
+def test_pairs_of_integers(dtype):
+    a, b = (np.stack([x, x[::-1]], 1).copy() for x in pairs(WHOLE[np.dtype(dtype)]))
+    for name, wanted in (("add", a + b), ("min", np.minimum(a, b)), ("max", np.maximum(a, b))):
+        given = (x.view(np.uint32).ravel() for x in (a, b))
+        found = each_lane(f"{name}.{NAMES[np.dtype(dtype)]}x2", *given)
+        np.testing.assert_array_equal(found.view(dtype).reshape(a.shape), wanted)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
 def test_shifts_beyond_the_width(dtype):
     values, by = pairs(np.arange(9, dtype=np.uint32) * 9)

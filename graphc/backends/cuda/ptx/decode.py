@@ -444,7 +444,7 @@ def _names(parts: list[str]) -> list[str]:
         and not {"rn", "rz", "rm", "rp"} & {*middle}
     ):
         names.append(".".join([base, "rn", *middle, type]))
-    if type in BITS and type not in FLOATS and BITS[type] > 8:
+    if type in BITS and type not in (*FLOATS, "u16x2", "s16x2") and BITS[type] > 8:
         names.append(".".join([base, *middle, f"b{BITS[type]}"]))
         names.append(".".join([base, *middle, f"u{BITS[type]}"]))
     if middle[:1] == ["rn"] and not middle[1:]:

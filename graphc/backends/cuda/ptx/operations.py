@@ -15,6 +15,7 @@ C_TYPES = {
     "b32": "uint32_t", "u32": "uint32_t", "s32": "int32_t", "f32": "float", "f16x2": "uint32_t",
     "b64": "uint64_t", "u64": "uint64_t", "s64": "int64_t", "f64": "double", "bf16x2": "uint32_t",
     "b8": "uint8_t", "u8": "uint8_t", "s8": "int8_t", "tf32": "uint32_t",
+    "u16x2": "uint32_t", "s16x2": "uint32_t",
 }  # fmt: skip
 BITS = {
     name: 64 if "64" in name else 8 if name.endswith("8") else 16 if name[-2:] == "16" else 32
@@ -84,6 +85,15 @@ def _integers() -> None:
             _define(f"setp.{comparison}.{b}", "pred", (b, b), f"a {COMPARISONS[comparison]} b")
         _define(f"mov.{b}", b, (b,), "a")
         _define(f"selp.{b}", b, (b, b, "pred"), "c ? a : b")
+    for t in ("u16", "s16"):
+        for name, text in (("add", "{a} + {b}"), ("min", "{a} < {b} ? {a} : {b}"),
+                           ("max", "{a} > {b} ? {a} : {b}")):  # fmt: skip
+            low, high = (
+                text.format(**{x: f"({C_TYPES[t]}){half}({x})" for x in "ab"})
+                for half in ("low", "high")
+            )
+            both = f"(uint16_t)({low}) | (uint32_t)(uint16_t)({high}) << 16"
+            _define(f"{name}.{t}x2", f"{t}x2", (f"{t}x2",) * 2, both)
     _define("mad24.lo.s32", "s32", ("s32", "s32", "s32"), "((a << 8 >> 8) * (b << 8 >> 8)) + c")
     _define("add.sat.s32", "s32", ("s32", "s32"), "saturated((int64_t)a + b)")
     _define("sub.sat.s32", "s32", ("s32", "s32"), "saturated((int64_t)a - b)")
