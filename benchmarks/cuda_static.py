@@ -7,7 +7,7 @@
 
 What Triton made lies in FOLDER: cubins, PTX and .json files, as triton_kernels.py writes them. All
 are measured alike: registers, spills, shared memory and instructions for each product of matrix
-cores are read off the machine code; one block runs in the PTX machine, and the model of `inspect
+cores are read off the machine code; two blocks run in the PTX machine, and the model of `inspect
 --machine-code` predicts the time. Of several configurations the fastest one is listed. Of CUTLASS's
 kernels machine code is read alone.
 """
@@ -17,9 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from graphc.backends.cuda import emit
 from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.prediction.model import Code, Launched, Prediction, code_of, predicted
 from graphc.backends.cuda.prediction.report import inspected
-from graphc.backends.cuda.prediction.sample import BUDGET, counted
+from graphc.backends.cuda.prediction.sample import BUDGET, Sample, counted, of_grid
 from graphc.backends.cuda.prediction.sass import disassembled
 from graphc.backends.cuda.ptx import PtxError, PtxFault, PtxKernels
 from graphc.backends.cuda.ptx.kernels import Buffer, device_memory
@@ -121,22 +122,29 @@ def foreign(folder: Path, shape: str, arch: str) -> Iterator[Measured]:
         sass = disassembled(path.with_suffix(".cubin").read_bytes())[told["name"]]
         code = code_of(sass, told["shared"])
         try:
-            kernels = PtxKernels(path.with_suffix(".ptx").read_text(), BUDGET, counting=True)
-            buffers = [_zeros(size) for size in told["buffers"]]
-            scratch = len(kernels.code_of(told["name"]).parameters) - len(buffers)
-            kernels.launch(
-                told["name"], told["grid"], told["threads"],
-                [*buffers, *(_zeros(16) for _ in range(scratch))],
-                shared=told["shared"], blocks=[told["grid"] // 2],
-            )  # fmt: skip
+            sample = of_grid(told["grid"], machine(arch), _runner(path.with_suffix(".ptx"), told))
         except (PtxError, PtxFault) as error:
             yield Measured(shape, arch, whose, told["how"], code, None, np.inf, str(error))
             continue
         size = sum(told["buffers"])
         launched = Launched(told["grid"], told["threads"], told["shared"], size, 0)
-        sample = counted(kernels, told["name"], told["threads"])
         prediction = predicted(sass, sample, launched, machine(arch))
         yield Measured(shape, arch, whose, told["how"], code, prediction, prediction.seconds)
+
+
+def _runner(ptx: Path, told: dict[str, Any]) -> Callable[[int], Sample]:
+    """Runs a block of a kernel by its number, on zeros."""
+    kernels = PtxKernels(ptx.read_text(), BUDGET, counting=True)
+    name, threads = told["name"], told["threads"]
+    buffers = [_zeros(size) for size in told["buffers"]]
+    scratch = len(kernels.code_of(name).parameters) - len(buffers)
+    given = [*buffers, *(_zeros(16) for _ in range(scratch))]
+
+    def run(block: int) -> Sample:
+        kernels.launch(name, told["grid"], threads, given, shared=told["shared"], blocks=[block])
+        return counted(kernels, name, threads)
+
+    return run
 
 
 def of_cutlass(cubin: Path, shape: str, arch: str) -> Iterator[Measured]:

@@ -2,11 +2,12 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_programs import graph_of, needs_nvcc, needs_nvdisasm
+from cuda_programs import attention_of, graph_of, needs_nvcc, needs_nvdisasm
 from hopper_programs import HOPPER, grouped
 from kernel_budgets import ARCHS, GRAPHS, budgets, taken
 from ptx_texts import needs_c
@@ -14,13 +15,14 @@ from test_cuda_open_sizes import open_graph, open_program
 
 import graphc
 from graphc.backends.cuda import emit
+from graphc.backends.cuda.machine_code import machine_code
 from graphc.backends.cuda.machines import machine
-from graphc.backends.cuda.prediction import figures, sass
+from graphc.backends.cuda.prediction import figures, sample, sass
 from graphc.backends.cuda.prediction.executions import executions
 from graphc.backends.cuda.prediction.kinds import kind_of_ptx, kind_of_sass
 from graphc.backends.cuda.prediction.model import Launched, code_of, predicted, resident
 from graphc.backends.cuda.prediction.report import data, inspected, text
-from graphc.backends.cuda.prediction.sample import Sample
+from graphc.backends.cuda.prediction.sample import Sample, mean, samples
 from graphc.backends.cuda.prediction.sass import Instruction, disassembled, parsed
 from graphc.backends.cuda.strategies.contraction.wgmma import GroupTile
 from graphc.cli import main
@@ -198,6 +200,29 @@ def test_products_are_counted(arch):
     (entry,) = json.loads(json.dumps(data([kernel])))
     assert entry["predicted"]["bound"] == kernel.prediction.bound and entry["registers"] > 0
     assert kernel.prediction.bound in text([kernel], arch)
+
+
+@needs_c
+@needs_nvcc
+def test_blocks_that_are_sampled_stand_for_all(monkeypatch):
+    """Of causal attention each block of rows does more than the one before. Blocks that all run at
+    once take as long as the slowest."""
+    source = emit(program_for(graph_of(attention_of("f16", 2, 256, 256, 16, "is_causal=1")), "cuda"))
+    (step,), ptx = source.steps, machine_code(source.text, "sm_80", "ptx").decode()
+    gpu = replace(machine("sm_80"), multiprocessors=1)
+    (found,) = samples(source, ptx, gpu).values()
+    (slowest,) = samples(source, ptx, machine("sm_80")).values()
+    every: list[Sample] = []
+    monkeypatch.setattr(
+        sample, "of_grid", lambda grid, _, run: every.extend(map(run, range(grid))) or every[0]
+    )
+    samples(source, ptx, gpu)
+    wanted = mean(every)
+    assert len(every) == step.grid > 4
+    assert slowest.instructions == max(each.instructions for each in every)
+    assert slowest.instructions > 1.2 * wanted.instructions
+    assert found.instructions == pytest.approx(wanted.instructions, rel=0.02)
+    assert found.products["f16"] == wanted.products["f16"]
 
 
 @needs_c

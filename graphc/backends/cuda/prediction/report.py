@@ -41,11 +41,11 @@ def inspected(source: CudaSource, arch: str) -> list[Inspected]:
     UnsupportedError without a CUDA compiler, nvdisasm, or a C compiler.
     """
     sass = disassembled(machine_code(source.text, arch, "cubin"))
-    taken = samples(source, machine_code(source.text, arch, "ptx").decode())
+    gpu, fits = machine(arch), _fits(source, machine(arch))
+    taken = samples(source, machine_code(source.text, arch, "ptx").decode(), gpu)
     steps: dict[str, list[LaunchStep]] = {}
     for step in source.steps:
         steps.setdefault(step.function, []).append(_at_largest(step))
-    gpu, fits = machine(arch), _fits(source, machine(arch))
     return [_kernel(tuple(s), sass[name], taken[name], gpu, fits) for name, s in steps.items()]
 
 

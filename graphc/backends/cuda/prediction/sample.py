@@ -1,15 +1,22 @@
-"""What a block of a kernel does, counted where the PTX machine runs one block of each."""
+"""What a block of a kernel does, counted where the PTX machine runs two blocks of each.
+
+The two mirror each other about the middle of the grid: where a block's work grows along a tensor
+(causal attention: the later its rows, the more keys), their mean is that of all blocks, whichever
+index blocks are numbered by first.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
 from graphc.backends.cuda.emit import CudaSource
-from graphc.backends.cuda.machines import WARP
+from graphc.backends.cuda.machines import WARP, Machine
 from graphc.backends.cuda.prediction.kinds import (
     BARRIER,
     COPY,
@@ -69,7 +76,7 @@ class Sample:
         return self.executions[BARRIER] / self.warps
 
 
-def samples(source: CudaSource, ptx: str) -> dict[str, Sample | str]:
+def samples(source: CudaSource, ptx: str, gpu: Machine) -> dict[str, Sample | str]:
     """A sample of each kernel, or why there is none. Sizes are the largest; operands are zero.
 
     UnsupportedError without a C compiler."""
@@ -79,12 +86,12 @@ def samples(source: CudaSource, ptx: str) -> dict[str, Sample | str]:
     taken: dict[str, Sample | str] = {}
     for step in source.steps:
         if step.function not in taken:
-            taken[step.function] = run.sample(step.at(run.extent))
+            taken[step.function] = run.sample(step.at(run.extent), gpu)
     return taken
 
 
 class _Sampling(PtxRun):
-    """A run of one block of each kernel, in memory that counts as written."""
+    """A run of some blocks of each kernel, in memory that counts as written."""
 
     def __init__(self, source: CudaSource, kernels: PtxKernels, inputs: list[np.ndarray]):
         super().__init__(source, kernels, inputs, 0)
@@ -93,16 +100,21 @@ class _Sampling(PtxRun):
             marks.fill(1)
             self.memory[place].fill(0)
 
-    def sample(self, step: LaunchStep) -> Sample | str:
+    def sample(self, step: LaunchStep, gpu: Machine) -> Sample | str:
         if not step.grid:
             return "it has no blocks"
         assert isinstance(step.grid, int)
-        self.blocks = [step.grid // 2]
+        further = [0] * self._counters(step)
+
+        def run(block: int) -> Sample:
+            self.blocks = [block]
+            self.start(step, further)
+            return counted(self.kernels, step.function, step.block)
+
         try:
-            self.start(step, [0] * self._counters(step))
+            return of_grid(step.grid, gpu, run)
         except (PtxFault, PtxError) as error:
             return str(error)
-        return counted(self.kernels, step.function, step.block)
 
     def _counters(self, step: LaunchStep) -> int:
         """Numbers that a launch passes on: the trip of a loop."""
@@ -110,10 +122,32 @@ class _Sampling(PtxRun):
         return len(self.kernels.code_of(step.function).parameters) - given
 
 
+def of_grid(grid: int, gpu: Machine, run: Callable[[int], Sample]) -> Sample:
+    """What a block of a grid does on average; where all run at once, what the slowest does: the
+    first or the last. `run` runs a block by its number."""
+    at_once = grid <= gpu.multiprocessors
+    first = 0 if at_once else grid // 3
+    ran = [run(block) for block in dict.fromkeys((first, grid - 1 - first))]
+    return max(ran, key=lambda sample: sample.instructions) if at_once else mean(ran)
+
+
+def mean(of: Sequence[Sample]) -> Sample:
+    """The mean of samples of one kernel, in whole numbers."""
+    made: dict[str, Any] = {}
+    for name in (f.name for f in fields(Sample)):
+        values = [getattr(sample, name) for sample in of]
+        if isinstance(values[0], Counter):
+            total = sum(values, Counter[str]())
+            made[name] = Counter({key: count // len(of) for key, count in total.items()})
+        else:
+            made[name] = type(values[0])(sum(values) // len(of))
+    return Sample(**made)
+
+
 def counted(kernels: PtxKernels, name: str, threads: int) -> Sample:
-    """What a block of so many threads of a kernel did, one of which was run."""
+    """What a block of so many threads of a kernel did, which was run since this was asked last."""
     assert kernels.counts is not None
-    code, counts = kernels.code_of(name), kernels.counts[name]
+    code, counts = kernels.code_of(name), kernels.counts.pop(name)
     lines = code.line_of_each()
     counts = counts // code.cluster  # its blocks, which do the same, were run together
     sample = Sample(-(-threads // WARP))
