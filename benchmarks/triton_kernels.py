@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 WARP = 32
-HEADS = 15  # odd, so that the middle block, which is run, is that of middle rows
+HEADS = 15
 
 
 @triton.jit
@@ -55,6 +55,24 @@ def product(
 
 
 @triton.jit
+def attend(
+    x, k, v, row, column, depth, place, largest, total, sums, MASKED: tl.constexpr
+):  # fmt: skip
+    """What rows have seen, and further keys; `place`: of the first element of each key."""
+    scale: tl.constexpr = 1.4426950408889634 / 8
+    s = tl.dot(x, tl.load(k + place[None, :] + depth[:, None]))
+    if MASKED:
+        s = tl.where(row[:, None] >= column[None, :], s, float("-inf"))
+    most = tl.maximum(largest, tl.max(s, 1) * scale)
+    p = tl.math.exp2(s * scale - most[:, None])
+    back = tl.math.exp2(largest - most)
+    total = total * back + tl.sum(p, 1)
+    sums = sums * back[:, None]
+    sums = tl.dot(p.to(tl.float16), tl.load(v + place[:, None] + depth[None, :]), sums)
+    return most, total, sums
+
+
+@triton.jit
 def attention(
     q, k, v, o, LENGTH: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -67,30 +85,18 @@ def attention(
     largest = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
     sums = tl.zeros((M, D), tl.float32)
-    scale: tl.constexpr = 1.4426950408889634 / 8
     end = first if CAUSAL else LENGTH
     for start in range(0, end, N):
-        place = head + (start + key) * D
-        s = tl.dot(x, tl.load(k + place[None, :] + depth[:, None]))
-        most = tl.maximum(largest, tl.max(s, 1) * scale)
-        p = tl.math.exp2(s * scale - most[:, None])
-        back = tl.math.exp2(largest - most)
-        total = total * back + tl.sum(p, 1)
-        sums = sums * back[:, None]
-        sums = tl.dot(p.to(tl.float16), tl.load(v + place[:, None] + depth[None, :]), sums)
-        largest = most
+        column = start + key
+        largest, total, sums = attend(
+            x, k, v, row, column, depth, head + column * D, largest, total, sums, False
+        )
     if CAUSAL:
         for start in range(first, first + M, N):
-            place = head + (start + key) * D
-            s = tl.dot(x, tl.load(k + place[None, :] + depth[:, None]))
-            s = tl.where(row[:, None] >= start + key[None, :], s, float("-inf"))
-            most = tl.maximum(largest, tl.max(s, 1) * scale)
-            p = tl.math.exp2(s * scale - most[:, None])
-            back = tl.math.exp2(largest - most)
-            total = total * back + tl.sum(p, 1)
-            sums = sums * back[:, None]
-            sums = tl.dot(p.to(tl.float16), tl.load(v + place[:, None] + depth[None, :]), sums)
-            largest = most
+            column = start + key
+            largest, total, sums = attend(
+                x, k, v, row, column, depth, head + column * D, largest, total, sums, True
+            )
     sums = sums / total[:, None]
     tl.store(o + head + row[:, None] * D + depth[None, :], sums.to(tl.float16))
 
