@@ -49,7 +49,7 @@ far the accesses of a warp are coalesced (the fewest sectors of global memory th
 they touch), and bank conflicts (the wavefronts of shared memory they need beyond the fewest), with
 the worst accesses one by one. --machine-code compiles the kernels and lists, of each, registers,
 spills, shared memory, occupancy, instructions for each product of matrix cores, barriers and the
-width of accesses, and predicts its time and what bounds it, from its machine code and one block in
+width of accesses, and predicts its time and what bounds it, from its machine code and two blocks in
 the PTX machine; no GPU is needed.
 
 Of a .gcm file it lists the contents, and checks every byte against its digest, without running or

@@ -20,7 +20,7 @@ from graphc.backends.cuda.runtime import Model
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
-from graphc.backends.cuda.strategies.contraction.wgmma import SIDES, GroupTile
+from graphc.backends.cuda.strategies.contraction.wgmma import SIDES, SPLITS, GroupTile
 from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
@@ -101,6 +101,18 @@ def test_the_ptx_agrees(name):
     for order in (0, 1):
         found = run_ptx(source, HOPPER, order)(inputs)[0]
         agree(found, wanted, 8e-3 if name == "layer" else 1e-3)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("split", [SPLITS[0], SPLITS[-1]], ids=lambda s: "x".join(map(str, s[0])))
+def test_the_ptx_of_shared_depth_agrees(split):
+    """Five slices, by four blocks and by eight, of which some have none."""
+    sides, (stages, *_), parts = split
+    source = produced(LAYER, GroupTile(*sides, 32, stages, parts=max(parts)))
+    assert f"__cluster_dims__({max(parts)}, 1, 1)" in source.text
+    inputs = inputs_of(source.program)
+    (wanted,) = interpret(graph_of(LAYER), inputs)
+    agree(run_ptx(source, HOPPER)(inputs)[0], wanted, 8e-3)
 
 
 @needs_compiler

@@ -117,15 +117,20 @@ def test_every_tile(sides):
 
 
 @needs_compiler
-@pytest.mark.parametrize("parts", [2, 4])
-def test_blocks_of_a_cluster_sum_parts_of_the_depth(parts):
-    for text, precision in ((PRODUCT, "tf32"), (CONVOLUTION, "f32")):
-        source = grouped(text, GroupTile(64, 64, 64, 64, 32, 4, parts=parts), precision)
-        assert f"__cluster_dims__({parts}, 1, 1)" in source.text
-        passes = f"decompose, precision{{type={precision}}}" if precision != "f32" else "decompose"
-        rounded = optimise(graph_of(text), passes=passes)
-        (wanted,) = interpret(rounded, inputs_of(source.program))
-        agree(source, wanted, 1e-5 if precision != "f32" else 1e-3, (0, 1))
+@pytest.mark.parametrize(
+    ("tile", "text", "precision"),
+    [
+        (GroupTile(64, 64, 64, 64, 32, 4, parts=2), PRODUCT, "tf32"),
+        (GroupTile(128, 128, 64, 128, 32, 3, parts=4), CONVOLUTION, "f32"),
+        (GroupTile(64, 32, 64, 32, 32, 4, parts=8), CONVOLUTION, "f32"),
+    ],
+)
+def test_blocks_of_a_cluster_sum_parts_of_the_depth(tile, text, precision):
+    source = grouped(text, tile, precision)
+    assert f"__cluster_dims__({tile.parts}, 1, 1)" in source.text
+    passes = f"decompose, precision{{type={precision}}}" if precision != "f32" else "decompose"
+    (wanted,) = interpret(optimise(graph_of(text), passes=passes), inputs_of(source.program))
+    agree(source, wanted, 1e-5 if precision != "f32" else 1e-3, (0, 1))
 
 
 def test_they_are_chosen_where_there_are_any():

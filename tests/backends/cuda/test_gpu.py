@@ -51,7 +51,7 @@ TILES = [
     *(WarpTile(*sides, *SLICES[n % len(SLICES)]) for n, sides in enumerate(SIDES)),
     *(WarpTile(*sides, 32, 3, 4) for sides in SHARED_SIDES),
     *(wgmma.GroupTile(*sides, 32, 3 + n % 2) for n, sides in enumerate(wgmma.SIDES)),
-    *(wgmma.GroupTile(64, 32, 64, 32, 32, 4, parts=parts) for parts in (2, 4)),
+    *(wgmma.GroupTile(*sides, 32, all[0], parts=parts[-1]) for sides, all, parts in wgmma.SPLITS),
 ]
 
 

@@ -207,7 +207,9 @@ def test_products_are_counted(arch):
 def test_blocks_that_are_sampled_stand_for_all(monkeypatch):
     """Of causal attention each block of rows does more than the one before. Blocks that all run at
     once take as long as the slowest."""
-    source = emit(program_for(graph_of(attention_of("f16", 2, 256, 256, 16, "is_causal=1")), "cuda"))
+    source = emit(
+        program_for(graph_of(attention_of("f16", 2, 256, 256, 16, "is_causal=1")), "cuda")
+    )
     (step,), ptx = source.steps, machine_code(source.text, "sm_80", "ptx").decode()
     gpu = replace(machine("sm_80"), multiprocessors=1)
     (found,) = samples(source, ptx, gpu).values()

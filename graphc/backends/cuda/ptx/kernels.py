@@ -163,7 +163,7 @@ class PtxKernels:
         failed = library().run_launch(ctypes.byref(launch))
         if failed == TOO_LARGE:
             raise PtxError(
-                f"kernel {code.name}: the machine runs clusters of 16 blocks and 48 warps at most"
+                f"kernel {code.name}: the machine runs clusters of 16 blocks and 64 warps at most"
             )
         if failed:
             line, block, thread, what = message.value.decode().split("\n", 3)

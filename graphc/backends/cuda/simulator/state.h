@@ -57,7 +57,7 @@ struct Profile {
 #endif
 
 constexpr unsigned WARP = 32;
-constexpr unsigned MOST_RANKS = 4;  // blocks of a cluster
+constexpr unsigned MOST_RANKS = 8;  // blocks of a cluster
 constexpr size_t STACK_BYTES = 256 << 10;
 
 struct Fault {};

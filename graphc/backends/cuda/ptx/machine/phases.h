@@ -7,7 +7,7 @@
 static uint32_t tick(Machine *m)
 {
     const uint32_t now = ++*m->launch->clock;
-    if (now >> (31 - THREAD_BITS))
+    if (now >> (32 - THREAD_BITS))
         failed(m, NULL, "the kernel meets at more barriers than can be counted");
     return now;
 }

@@ -14,11 +14,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { LANES = 32, MOST_WARPS = 48, MOST_BLOCKS = 16, DEPTH = 128, BARRIERS = 16 };
+enum { LANES = 32, MOST_WARPS = 64, MOST_BLOCKS = 16, DEPTH = 128, BARRIERS = 16 };
 enum { MOST_THREADS = LANES * MOST_WARPS, MOST_PHASES = 256, MOST_RANK = 5 };
 // Who made an access: a thread, the products of a warp, copies of an mbarrier, or several.
-enum { THREAD_BITS = 11, BY_PRODUCTS = MOST_THREADS, BY_COPIES = BY_PRODUCTS + MOST_WARPS,
-       BLOCKS = 2044, ATOMIC, MANY };
+enum { THREAD_BITS = 12, BY_PRODUCTS = MOST_THREADS, BY_COPIES = BY_PRODUCTS + MOST_WARPS,
+       BLOCKS = 4092, ATOMIC, MANY };
 enum { CLOCKS = 2 * MOST_WARPS + MOST_PHASES };  // of a vector: warps, their products, mbarriers
 #define PENDING 0xffffffffu  // an asynchronous copy is on its way here
 #define OBJECT 0xfffffffeu   // an mbarrier is here

@@ -27,7 +27,8 @@ FIXED = 1500  # clocks from the start of a block to its first products, and from
 SYNCHRONISED = 60  # clocks in which a block that is alone waits for all its threads
 BESIDE = 100  # instructions of a thread before its first slice and after its last
 FINISHING = 10  # instructions for each result
-EXCHANGING = 4  # instructions for each sum of each group
+EXCHANGING = 4  # instructions for each sum of each group, or block of a cluster
+NEIGHBOURS = 16  # multiprocessors of a cluster's blocks are of one GPC, which has at least so many
 APART = 0.125  # of the shorter of two times, which the longer does not hide
 LATENCY = 700  # clocks until a slice is there that is asked for
 MEETING = 380  # clocks until blocks of a cluster have met, and the first sums are there
@@ -112,7 +113,8 @@ def clocks(tile: Tiled, gpu: Machine, problem: Problem) -> float:
         return float("inf")
     grid = problem.batch * -(-problem.rows // tile.rows) * -(-problem.columns // tile.columns)
     grid *= tile.split
-    most = -(-grid // gpu.multiprocessors)
+    least = NEIGHBOURS if tile.split > 2 else 1
+    most = -(-grid // (gpu.multiprocessors // least * least))
     warps, beside = block.computing // WARP, _beside(tile, block)
     busy = max(block.multiply, block.moved / SHARED_RATE, block.read / gpu.cache_rate) + beside
     turn = block.multiply * SCHEDULERS / min(SCHEDULERS, warps) / block.slices
@@ -132,9 +134,9 @@ def _together(a: float, b: float) -> float:
 
 def _beside(tile: Tiled, block: Block) -> float:
     """Clocks that a block's threads issue instructions in before and after all slices."""
-    results = tile.rows * tile.columns
-    issued = BESIDE * block.computing + FINISHING * results
-    if tile.k_groups > 1:
+    results, sharing = tile.rows * tile.columns, max(tile.k_groups, tile.split)
+    issued = BESIDE * block.computing + FINISHING * results // tile.split
+    if sharing > 1:
         issued += EXCHANGING * results * tile.k_groups
     return issued / WARP / SCHEDULERS
 

@@ -96,7 +96,12 @@ SIDES = (
     (128, 256, 64, 256), (256, 128, 128, 128), (128, 128, 64, 128), (64, 256, 64, 256),
     (64, 128, 64, 128), (128, 64, 64, 64), (64, 64, 64, 64), (64, 32, 64, 32),
 )  # fmt: skip
-MOST_SPLIT = 64  # rows of tiles whose depth blocks of a cluster share
+SPLITS = (
+    ((128, 128, 64, 128), (3,), (2, 4)), ((64, 128, 64, 128), (4,), (2, 4, 8)),
+    ((64, 64, 64, 64), (4, 8), (2, 4, 8)), ((64, 32, 64, 32), (4, 8), (2, 4, 8)),
+)  # fmt: skip
+"""Tiles whose depth blocks of a cluster share, with stages that leave room for the sums, and how
+many blocks (the PTX machine runs clusters of 64 warps)."""
 GROUP_TILES = (
     *(
         GroupTile(*sides, LINE_WORDS, stages, cluster=cluster)
@@ -107,10 +112,9 @@ GROUP_TILES = (
     ),
     *(
         GroupTile(*sides, LINE_WORDS, stages, parts=parts)
-        for sides in SIDES
-        if max(sides) <= MOST_SPLIT
-        for stages in (4, 8)
-        for parts in (2, 4)
+        for sides, all_stages, all_parts in SPLITS
+        for stages in all_stages
+        for parts in all_parts
     ),
 )
 
