@@ -85,12 +85,13 @@ static __device__ __forceinline__ void wait_products()
     to = __shfl_sync(0xffffffffu, x, 0);
 }
 
-// Where the rows of an operand lie: eight lines after eight, 128 bytes each, chunks permuted.
-template <int ACROSS>
+// Where the rows of an operand lie: eight lines after eight, 128 bytes each, chunks permuted. How
+// far the next positions across are is told if there are more than the 64 of a line.
+template <int POSITIONS, int ACROSS>
 static __device__ __forceinline__ uint64_t rows_from(const uint32_t &first)
 {
     const uint32_t place = (uint32_t)__cvta_generic_to_shared(&first);
-    const uint64_t next = (uint64_t)(ACROSS ? ACROSS >> 4 : 1) << 16;
+    const uint64_t next = (uint64_t)(ACROSS && POSITIONS > 64 ? ACROSS >> 4 : 1) << 16;
     return (place >> 4) + (next | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62);
 }
 """
@@ -104,8 +105,8 @@ static __device__ __forceinline__ void {name}(
                  "{{{places}}}, "
                  "%{a}, %{b}, {flags};"
                  : {outputs}
-                 : "l"(rows_from<ACROSS_A>(a) + (FURTHER_A >> 4)),
-                   "l"(rows_from<ACROSS_B>(b) + (FURTHER_B >> 4)){immediates});
+                 : "l"(rows_from<64, ACROSS_A>(a) + (FURTHER_A >> 4)),
+                   "l"(rows_from<{columns}, ACROSS_B>(b) + (FURTHER_B >> 4)){immediates});
 }}
 """
 _PRODUCT_OF_HELD = """\
@@ -118,7 +119,7 @@ _PRODUCT_OF_HELD = """\
                  "{{{words}}}, %{b}, 1, 1, 1{across};"
                  : {outputs}
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3),
-                   "l"(rows_from<{far}>(b){further}){immediate});
+                   "l"(rows_from<{columns}, {far}>(b){further}){immediate});
 }}
 """
 _TAKE = """\
