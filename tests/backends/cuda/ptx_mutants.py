@@ -133,6 +133,7 @@ _EXPLAINED = (
     ("wgmma s8", "bound of a comparison", "11 of 17", _BETWEEN),
     ("wgmma", "guard negated", "3 of 14", _EARLY),
     ("wgmma across", "guard negated", "6 of 36", _EARLY),
+    ("wgmma split", "equality turned over", "2 of 4", _EARLY),
     ("wgmma across", "stride of an index", "2 of 8", "10 and 11 share the bit that is taken"),
     ("wgmma split", "parity of a phase", "1 of 3", "the parity of the first slice is 0"),
     ("wgmma", "operands of a difference", "6 of 6",

@@ -303,7 +303,7 @@ class Producer(WarpGroups):
         else:
             self._multiply_all(first)
         self._wait(0)
-        if self.turns > 1:  # else nothing takes its place
+        if self.refills and self.turns > 1:  # else nothing takes its place
             if self.panel_a.rounds:
                 self.k.emit(Intrin(MEET_WARP, ()))
             self._give_back(simplify(first + (self.slices - 1)))
