@@ -98,7 +98,7 @@ _FLOAT = {
         quotient -= 1;
     }
     if (quotient == 0) {
-        return copysign$F(0, a / b);
+        return copysign$F(($T)0, a / b);
     }
     const $T whole = floor$F(quotient);
     return quotient - whole > ($T)0.5 ? whole + 1 : whole;
@@ -110,7 +110,7 @@ _FLOAT = {
         return rest;
     }
     if (rest == 0) {
-        return copysign$F(0, b);
+        return copysign$F(($T)0, b);
     }
     return (b < 0) != (rest < 0) ? rest + b : rest;
 }""",

@@ -333,6 +333,7 @@ static void run_block(Machine *m)
             if (w->state != RUNNING) continue;
             run_warp(m, w);
             moved = 1;
+            if (m->launch->order & 1 && resume_polling(m)) break;  // who waited goes on first
         }
         moved |= release(m) | resume_polling(m);
         if (!moved) moved = m->launch->order & 1 ? deliver(m) || deliver_arrival(m)
