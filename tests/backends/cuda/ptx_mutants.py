@@ -131,6 +131,8 @@ _EXPLAINED = (
     ("wgmma s8", "bits of a descriptor's address", "1 of 4", _STAGE),
     ("wgmma", "bound of a comparison", "9 of 9", _BETWEEN),
     ("wgmma s8", "bound of a comparison", "11 of 17", _BETWEEN),
+    ("wgmma held", "bound of a comparison", "12 of 33", _BETWEEN),
+    ("wgmma pairs", "and for or", "6 of 7", "columns beyond the last are not stored"),
     ("wgmma across", "guard negated", "6 of 36", _EARLY),
     ("wgmma across", "stride of an index", "2 of 8", "10 and 11 share the bit that is taken"),
     ("wgmma split", "parity of a phase", "1 of 3", "the parity of the first slice is 0"),
