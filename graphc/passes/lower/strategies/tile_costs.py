@@ -22,6 +22,7 @@ from graphc.passes.lower.strategies.tile_plan import (
     LoopPlan,
     TilePlan,
 )
+from graphc.passes.lower.strategies.tile_traffic import from_beyond
 
 Plans = tuple[TilePlan, LoopPlan]
 PER_CLOCK = 2  # multiply-adds, and loads
@@ -102,9 +103,8 @@ def clocks(e: TileEmitter, plan: TilePlan, loops: LoopPlan) -> float:
     if panel > NEAR:
         time += UNHIDDEN * passes * panel / FROM_SECOND
     time += UNHIDDEN * passes * plan.row_tile * depth * size / FROM_SECOND
-    return places * (
-        time + UNHIDDEN * _from_beyond(e, plan, loops, rows * depth * size) / FROM_BEYOND
-    )
+    beyond = points(e.match.outer) * from_beyond(e, plan, loops)
+    return places * time + UNHIDDEN * beyond / FROM_BEYOND
 
 
 def _tile(depth: int, rows: int, vectors: int, after: int) -> float:
@@ -112,17 +112,3 @@ def _tile(depth: int, rows: int, vectors: int, after: int) -> float:
     sums = rows * vectors
     step = max(sums / PER_CLOCK, (rows + vectors) / PER_CLOCK, LATENCY)
     return depth * step + sums * after / PER_CLOCK + STARTING
-
-
-def _from_beyond(e: TileEmitter, plan: TilePlan, loops: LoopPlan, rows: int) -> float:
-    """Bytes that come from beyond the second cache; `rows` are those of the rows of a place."""
-    columns = most(plan.columns) * most(plan.depth) * e.match.b.dtype.size * plan.together
-    held = e.options.l2_bytes // 2
-    panels = -(-most(plan.columns) // plan.panel)
-    if loops.order == ROWS_OUTSIDE:
-        blocks = -(-most(e.tiled.extent) // loops.rows) if loops.rows else 1
-        return rows + columns * (blocks if columns > held else 1)
-    if loops.order == COLUMNS_FIRST:
-        places = max(1, points(e.places))
-        return columns / places + rows * panels
-    return columns + rows * (panels if rows > held else 1)

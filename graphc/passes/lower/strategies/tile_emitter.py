@@ -42,6 +42,7 @@ from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of
 from graphc.passes.lower.strategies.cache_blocks import emit_blocks
 from graphc.passes.lower.strategies.column_operand import Panels
 from graphc.passes.lower.strategies.depth_blocks import DepthBlocks, depth_blocks
+from graphc.passes.lower.strategies.next_panel import NextPanel, Turn
 from graphc.passes.lower.strategies.tile_plan import LoopPlan, RegisterTileOptions, TilePlan
 from graphc.records import dataclass
 
@@ -96,6 +97,7 @@ class TileEmitter:
         self.column = Index("column", plan.columns)
         self.is_open = False  # whether the panel at hand may lack columns
         self.there: list[Expr] | None = None  # rows of the tile at hand, if it may lack some
+        self.next_panel = NextPanel(self.k)
         self.flatten()
         self._begin_rows()
         is_serial = all(self._kind_of(x) == "serial" for x in self.depth)
@@ -202,8 +204,8 @@ class TileEmitter:
             for fixed, at, part in self._parallel(loops, outer, rows.count // block, [], panels):
                 for panel, own, each in part:
                     with self.k.loop(each) as n:
-                        number = own + n + panel.first
-                        self.tiles(fixed, tiled, at * block, block, rows, number, panel)
+                        number, turn = own + n + panel.first, Turn(NOTHING, block)
+                        self.tiles(fixed, tiled, at * block, block, rows, number, panel, turn)
 
     def _in_blocks(
         self, loops: LoopPlan, outer: list[Index], tiled: Index, segments: list[Segment],
@@ -295,8 +297,12 @@ class TileEmitter:
         where the panels are few, a group of tiles."""
         for panel in panels:
             for fixed, n, part in self._parallel(loops, outer, panel.count, inner, segments):
+                place = flatten_index([fixed[x] for x in inner], [x.extent for x in inner])
                 for rows, own, each in part:
-                    self.tiles(fixed, tiled, own, each, rows, n + panel.first, panel)
+                    turn = None
+                    if isinstance(rows.count, int):
+                        turn = Turn(place * rows.count + own, rows.count * points(inner))
+                    self.tiles(fixed, tiled, own, each, rows, n + panel.first, panel, turn)
 
     def _parallel(
         self, loops: LoopPlan, outer: Sequence[Index], number: Dim, inner: list[Index],
@@ -321,25 +327,40 @@ class TileEmitter:
 
     def tiles(
         self, fixed: dict, tiled: Index, first: Expr, count: Dim, rows: Segment, number: Expr,
-        panels: Segment,
+        panels: Segment, turn: Turn | None = None,
     ) -> None:  # fmt: skip
-        """So many tiles of rows of a segment, from the first on, in one panel."""
+        """So many tiles of rows of a segment, from the first on, in one panel. `turn` is that of
+        the first of them."""
         with self.k.loop(count) as t:
             start = rows.start(first + t)
             done = simplify((first + t) * rows.size + rows.first - start)
-            self.tile(fixed, tiled, start, rows.size, number, panels, done, rows)
+            own = turn and replace(turn, number=simplify(turn.number + t))
+            self.tile(fixed, tiled, start, rows.size, number, panels, done, rows, own)
 
     def tile(
         self, fixed: dict, tiled: Index, row: Expr, size: int, number: Expr, panels: Segment,
-        done: Expr = NOTHING, rows: Segment | None = None,
+        done: Expr = NOTHING, rows: Segment | None = None, turn: Turn | None = None,
     ) -> None:  # fmt: skip
         """MR x NR sums over the whole depth, then the epilogue, which leaves out the rows that are
         `done`, and those that are not there."""
         panel, row = self._begin_tile(number, row, panels, rows)
         pieces = self.pieces(panels.size)
-        sums = self.sums(fixed, tiled, row, size, panel, pieces)
+        after = self._after(fixed, panel) if turn is not None else None
+        with self.next_panel.shared(after, most(self.plan.depth), self.row_of_panel, turn):
+            sums = self.sums(fixed, tiled, row, size, panel, pieces)
         stacked = self.blocks_apart is not None
         self.finish_tile(sums, fixed, tiled, row, size, panel, pieces, stacked, done)
+
+    def _after(self, fixed: dict, panel: Expr) -> Load | None:
+        """Where the next panel begins, which lies behind this one; None if the second level of
+        cache holds all panels."""
+        first = self.panel_element({**fixed, **dict.fromkeys(self.depth, NOTHING)}, panel)
+        size = points(self.match.outer) * most(self.plan.columns) * most(self.plan.depth)
+        size *= self.plan.together
+        if first is None or size * first.dtype.size <= self.options.held_bytes:
+            return None
+        step = as_expr(self.plan.depth, i64) * self.row_of_panel
+        return Load(first.source, (simplify(first.index[0] + step),), first.dtype)
 
     def _placed(
         self, number: Expr, rows: Segment, tile: Expr, panels: Segment
@@ -538,6 +559,8 @@ class TileEmitter:
         # Row by row, so that a broadcast element dies before the next; the loads of the column
         # vectors are the same in every row, and are shared by the code generator.
         where = {**fixed, **at}
+        if self.next_panel.share is not None:
+            self.next_panel.step(self._step(at))
         columns: dict[int, Expr] = {}
         for t in range(size):
             a = self.row_element(where, tiled, row, t)
@@ -600,13 +623,16 @@ class TileEmitter:
         """Elements of a panel at a step of the depth."""
         return self.plan.panel * self.plan.together
 
+    def _step(self, at: dict) -> Expr:
+        """The number of a step of the depth."""
+        return flatten_index(tuple(at[k] for k in self.depth), tuple(k.extent for k in self.depth))
+
     def _whole_element(self, where: dict, panel: Expr, lane: Expr, at: dict) -> Load:
         """The element of `b` that is packed whole, whose summed indices may have been merged."""
         (packed,) = self.packed
         outer = tuple(where[x] for x in packed.outer)
         shape = (*packed.buffer.shape[: len(outer) + 1], self.plan.depth, self.plan.panel)
-        deep = flatten_index(tuple(at[k] for k in self.depth), tuple(k.extent for k in self.depth))
-        place = flatten_index((*outer, panel, deep, lane), shape) * self.plan.together
+        place = flatten_index((*outer, panel, self._step(at), lane), shape) * self.plan.together
         return Load("panels", (simplify(place),), packed.part.dtype)
 
     def _finish(self, cell: Expr, at: dict, panel: Expr, j: int, v: Expr) -> None:

@@ -58,6 +58,11 @@ class RegisterTileOptions:
         return (self.registers - 3) // 2 <= LOW_TILE
 
     @property
+    def held_bytes(self) -> int:
+        """What stays in the second level of cache while something else passes through it."""
+        return self.l2_bytes // 2
+
+    @property
     def centres(self) -> Mapping[DType, int]:
         """What products of bytes subtract from those of rows, by their type."""
         return SIGNED if self.signed_dots else UNSIGNED

@@ -26,6 +26,7 @@ from graphc.passes.lower.strategies.tile_plan import (
     LoopPlan,
     TilePlan,
 )
+from graphc.passes.lower.strategies.tile_traffic import from_beyond
 
 LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns
 FEW_AGAIN = 64  # rows, of which one may be computed twice to have tiles of one size
@@ -57,16 +58,26 @@ def best_plans(e: TileEmitter) -> tuple[TilePlan, LoopPlan]:
         return plan, LoopPlan(order, _rows_in_cache(e))
     same = same_size(rows, plan.row_tile) if looped or not e.in_place() else 0
     plan = replace(plan, row_tile=same or even_size(rows, plan.row_tile))
-    if _are_large(e):
-        return plan, LoopPlan(COLUMNS_FIRST, overlap=same > 0)
-    segments = row_tiles(rows, plan.row_tile, same > 0)
+    return plan, _least_traffic(e, plan, same > 0)
+
+
+def _least_traffic(e: TileEmitter, plan: TilePlan, overlap: bool) -> LoopPlan:
+    """The loops that read least from beyond the second cache; of equal ones, panels outside if
+    tiles are few."""
+    rows = e.tiled.extent
+    assert isinstance(rows, int)
+    segments = row_tiles(rows, plan.row_tile, overlap)
+    fitting = _rows_in_cache(e)
+    whole = all(isinstance(x.count, int) and fitting // x.size >= x.count for x in segments)
+    orders = [LoopPlan(ROWS_OUTSIDE, 0 if whole else fitting, overlap)]
+    orders.append(LoopPlan(COLUMNS_OUTSIDE, overlap=overlap))
     batch = points((*e.match.outer, *e.places))
     tiles = sum(x.count for x in segments if isinstance(x.count, int))
     if batch < SEVERAL and batch * tiles < MANY_TILES * len(e.panels()):
-        return plan, LoopPlan(COLUMNS_OUTSIDE, overlap=same > 0)
-    fitting = _rows_in_cache(e)
-    whole = all(isinstance(x.count, int) and fitting // x.size >= x.count for x in segments)
-    return plan, LoopPlan(ROWS_OUTSIDE, 0 if whole else fitting, overlap=same > 0)
+        orders.reverse()
+    if e.places:
+        orders.append(LoopPlan(COLUMNS_FIRST, overlap=overlap))
+    return min(orders, key=lambda loops: from_beyond(e, plan, loops))
 
 
 def is_constant(match: Match) -> bool:
@@ -138,7 +149,7 @@ def _are_large(e: TileEmitter) -> bool:
 def _rows_in_cache(e: TileEmitter) -> int:
     """So many rows stay in the second level of cache."""
     row_bytes = most(e.plan.depth) * e.match.hole.dtype.size
-    return max(e.plan.row_tile, e.options.l2_bytes // 2 // max(1, row_bytes))
+    return max(e.plan.row_tile, e.options.held_bytes // max(1, row_bytes))
 
 
 def _in_blocks(e: TileEmitter) -> LoopPlan:

@@ -36,6 +36,7 @@ from graphc.passes.analysis.convolution import Convolution, match_convolution
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of_sums, store_outputs
 from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.lower.strategies.column_operand import packed_panels
+from graphc.passes.lower.strategies.next_panel import Turn
 from graphc.passes.lower.strategies.tile_emitter import Segment, row_tiles
 from graphc.passes.lower.strategies.tile_plan import PARALLEL_PIECES, RegisterTileOptions
 from graphc.passes.lower.strategies.winograd_costs import (
@@ -268,7 +269,8 @@ class WinogradEmitter:
                 if isinstance(count, Expr):
                     left = (count - rows.first + (rows.size - 1)) // rows.size
                     tiles = as_dim(minimum(left, rows.count))
-                e.tiles(fixed, t, Const(0, i64), tiles, rows, number, panels)
+                turn = Turn(0, rows.count) if isinstance(rows.count, int) else None
+                e.tiles(fixed, t, Const(0, i64), tiles, rows, number, panels, turn)
 
     def finish(self, products: Buffer, first: Expr, t: Expr, number: Expr, panels: Segment) -> None:
         """The outputs of a tile in a panel."""

@@ -16,7 +16,7 @@ from graphc.passes.lower.transforms.winograd import POINTS, TAPS, Winograd, oper
 
 DIRECT = 0.9  # of the peak that direct products reach
 BATCHED = 0.8  # of the peak that products of transformed values reach
-BYTES = 12 / 64  # that come from beyond the second level of cache, per byte of vectors multiplied
+BYTES = 2  # that come from beyond the second level of cache in the time of a multiply-add
 GAIN = 1.1  # at least, for what code and transformed weights take
 TRANSFORMED_AGAIN = 0.06  # of the time of products: what transforms take that are done again
 STACK = 5 << 17  # bytes of transformed inputs, at most
@@ -70,8 +70,8 @@ def _time(planes: Convolution, form: Winograd, options: RegisterTileOptions) -> 
     outputs = (n + m) * operations(form.results) + n * n + 3 * m * m
     transforms: float = tiles * (-(-depth // lanes) * _inputs(form) + columns * outputs)
     size = n * n * depth * columns * options.vector_bytes
-    near = size <= options.l2_bytes // 2
-    read = 0.0 if near else size / (BYTES * options.vector_bytes)
+    near = size <= options.held_bytes
+    read = 0.0 if near else size / BYTES
     if planes.changes:
         weights = (TAPS + n) * operations(form.weights) + TAPS**2 + n * n
         transforms += depth * columns * weights + read

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
 from graphc.ir.dtypes import f32, f64, i64
-from graphc.ir.expr import Const, Expr, Index, Reduce, cast
+from graphc.ir.expr import Const, Expr, Index, Load, Reduce, cast
 from graphc.ir.extents import as_dim
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
@@ -15,7 +15,7 @@ from graphc.passes.analysis.computation import Output, flat_buffer
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.convolution import Convolution
 from graphc.passes.lower.strategies.column_operand import Panels, packed_panels
-from graphc.passes.lower.strategies.tile_emitter import TileEmitter
+from graphc.passes.lower.strategies.tile_emitter import NOTHING, TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, tile_plan
 from graphc.passes.lower.transforms.winograd import TAPS, Winograd, both_ways
 
@@ -28,6 +28,9 @@ class PointTiles(TileEmitter):
 
     def _column_element(self, where: dict, panel: Expr, j: int, v: Expr, at: dict) -> Expr:
         return simplify(self.packed[0].element({**where, **at}, panel, v + j))
+
+    def panel_element(self, at: dict, panel: Expr) -> Load:
+        return self.packed[0].element(at, panel, NOTHING)
 
 
 def point_products(

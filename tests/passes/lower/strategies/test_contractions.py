@@ -11,6 +11,7 @@ from graphc.ir.text.printer import print_kernel
 from graphc.passes.analysis.spaces import balanced_tiles
 from graphc.passes.lower.strategies import tile_emitter, tile_rules
 from graphc.passes.lower.strategies.tile_emitter import row_tiles
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -286,7 +287,7 @@ def test_indices_and_loops_of_equal_extent():
 def test_columns_beyond_the_caches(monkeypatch, seed):
     """Panels outside, rows of the image inside: as if no cache held any columns."""
     graph, inputs = random_convolution(seed)
-    monkeypatch.setattr(tile_rules, "LARGE_COLUMNS", 0)
+    monkeypatch.setattr(RegisterTileOptions, "held_bytes", 0)
     check(graph, inputs)
 
 
@@ -295,7 +296,7 @@ def test_rows_of_the_image_are_inside_columns_beyond_the_caches(monkeypatch):
     graph, _ = build(lambda b, x: b.Conv(x, w, pads=[1] * 4), x=floats(rng(2), 1, 8, 5, 6))
     rows, panels = "p // 2", "p // 5"  # of an image of 5 rows, and 2 panels of 48 columns
     assert rows in contraction_of(graph) and panels not in contraction_of(graph)
-    monkeypatch.setattr(tile_rules, "LARGE_COLUMNS", 0)
+    monkeypatch.setattr(RegisterTileOptions, "held_bytes", 0)
     assert panels in contraction_of(graph) and rows not in contraction_of(graph)
 
 

@@ -18,6 +18,7 @@ from graphc.ir.interp import interpret
 from graphc.ir.kernel import Buffer, For, Intrin, Let, Store, walk_stmts
 from graphc.ir.kernel_interp import run_kernel
 from graphc.passes.analysis.compose import computations
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 from graphc.passes.schedule.steps import Order, Tile, parse
 from graphc.targets.base import option
 from graphc.targets.cpu import Cpu
@@ -105,16 +106,30 @@ def test_parts_of_panels_are_asked_for_before_they_are_read(rows, columns, few):
     """All but the first part of the first panel; where rows are in several blocks, each asks for
     what the next one reads again."""
     depth, pieces = 600, 3
-    graph, _ = product(rows, depth, columns)
-    program = program_for(graph, CpuLike(mcpu="haswell"))
-    (kernel,) = [k for k in program.kernels.values() if any(map(is_prefetch, walk_stmts(k.body)))]
-    steps = columns // 16 * depth  # each a line of sixteen floats
-    arrays = {b.name: np.zeros(b.shape, b.dtype.np) for b in kernel.params}
-    arrays["asked"] = np.zeros(2 * steps, np.float32)
-    params = *kernel.params, Buffer("asked", f32, (2 * steps,), "out")
-    run_kernel(replace(kernel, params=params, body=tuple(marks(kernel.body))), arrays)
-    panels, missed = np.divmod(np.flatnonzero(arrays["asked"][:steps] == 0), depth)
+    panels, missed = np.divmod(not_asked_for(rows, depth, columns, "haswell"), depth)
     assert np.all(missed < depth // pieces) and len(np.unique(panels)) == few
+
+
+@pytest.mark.parametrize("rows", [40, 301])
+def test_panels_are_asked_for_before_they_are_read(monkeypatch, rows):
+    """All but the first, by the tiles of rows that pass over the one before."""
+    monkeypatch.setattr(RegisterTileOptions, "held_bytes", 0)
+    depth, lines = 90, 2  # of a panel at a step
+    missed = not_asked_for(rows, depth, 96, "icelake-server")
+    assert list(missed) == list(range(depth * lines))
+
+
+def not_asked_for(rows, depth, columns, mcpu):
+    """The lines of panels that the one kernel with prefetches does not ask for."""
+    graph, _ = product(rows, depth, columns)
+    program = program_for(graph, CpuLike(mcpu=mcpu))
+    (kernel,) = [k for k in program.kernels.values() if any(map(is_prefetch, walk_stmts(k.body)))]
+    lines = columns // 16 * depth  # of sixteen floats
+    arrays = {b.name: np.zeros(b.shape, b.dtype.np) for b in kernel.params}
+    arrays["asked"] = np.zeros(2 * lines, np.float32)
+    params = *kernel.params, Buffer("asked", f32, (2 * lines,), "out")
+    run_kernel(replace(kernel, params=params, body=tuple(marks(kernel.body))), arrays)
+    return np.flatnonzero(arrays["asked"][:lines] == 0)
 
 
 def is_prefetch(stmt):
