@@ -24,6 +24,7 @@ from graphc.ir.expr import (
     call,
     cast,
     cost,
+    loads,
     maximum,
     minimum,
     select,
@@ -48,6 +49,7 @@ from graphc.records import dataclass
 
 UNROLLED = 2  # steps of the depth in a trip
 LONG_EPILOGUE = 10  # cost, per product of a step, beyond which it is not repeated for every row
+SMALL_PANELS = 1 << 16  # bytes of constants, which take no time to come from anywhere
 LONG_DEPTH = 128  # products, beside which it takes no time that sums are stored before the epilogue
 
 NOTHING = Const(0, i64)
@@ -352,12 +354,14 @@ class TileEmitter:
         self.finish_tile(sums, fixed, tiled, row, size, panel, pieces, stacked, done)
 
     def _after(self, fixed: dict, panel: Expr) -> Load | None:
-        """Where the next panel begins, which lies behind this one; None if the second level of
-        cache holds all panels."""
+        """Where the next panel begins, which lies behind this one; None if panels are in the second
+        level of cache already: they were packed in this run, and it holds them all."""
         first = self.panel_element({**fixed, **dict.fromkeys(self.depth, NOTHING)}, panel)
         size = points(self.match.outer) * most(self.plan.columns) * most(self.plan.depth)
-        size *= self.plan.together
-        if first is None or size * first.dtype.size <= self.options.held_bytes:
+        constants = self.match.computation.constants
+        is_cold = all(x.source in constants for x in loads(self.match.b))
+        least_size = SMALL_PANELS if is_cold else self.options.held_bytes
+        if first is None or size * self.plan.together * first.dtype.size <= least_size:
             return None
         step = as_expr(self.plan.depth, i64) * self.row_of_panel
         return Load(first.source, (simplify(first.index[0] + step),), first.dtype)
