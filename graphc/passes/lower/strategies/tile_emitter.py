@@ -299,7 +299,8 @@ class TileEmitter:
         where the panels are few, a group of tiles."""
         for panel in panels:
             for fixed, n, part in self._parallel(loops, outer, panel.count, inner, segments):
-                place = flatten_index([fixed[x] for x in inner], [x.extent for x in inner])
+                places = tuple(x.extent for x in inner)
+                place = flatten_index(tuple(fixed[x] for x in inner), places)
                 for rows, own, each in part:
                     turn = None
                     if isinstance(rows.count, int):
