@@ -217,7 +217,7 @@ def test_gradients_of_images_are_convolutions_too(monkeypatch):
 
 def test_weights_that_cost_more_to_transform_than_they_save_are_not():
     r = rng(24)
-    graph, _ = trained(floats(r, 1, 128, 6, 6), floats(r, 128, 128, TAPS, TAPS), (1, 1, 1, 1))
+    graph, _ = trained(floats(r, 1, 192, 6, 6), floats(r, 192, 192, TAPS, TAPS), (1, 1, 1, 1))
     assert "contract" in used(graph) and "winograd" not in used(graph)
 
 
@@ -357,7 +357,8 @@ def test_equal_options_give_equal_code():
     "channels, side, vector_bytes, l2_bytes, taken",
     [
         (512, 7, 32, 512 << 10, False),  # whose transformed weights come from memory, twice
-        (512, 7, 64, 1 << 20, True),
+        (512, 7, 64, 2 << 20, False),
+        (128, 28, 64, 2 << 20, True),
         (64, 28, 32, 512 << 10, True),
     ],
 )
