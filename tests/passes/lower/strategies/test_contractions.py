@@ -288,6 +288,7 @@ def test_columns_beyond_the_caches(monkeypatch, seed):
     """Panels outside, rows of the image inside: as if no cache held any columns."""
     graph, inputs = random_convolution(seed)
     monkeypatch.setattr(RegisterTileOptions, "held_bytes", 0)
+    monkeypatch.setattr(tile_emitter, "SMALL_PANELS", 0)
     check(graph, inputs)
 
 

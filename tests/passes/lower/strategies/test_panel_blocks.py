@@ -18,7 +18,7 @@ from graphc.ir.interp import interpret
 from graphc.ir.kernel import Buffer, For, Intrin, Let, Store, walk_stmts
 from graphc.ir.kernel_interp import run_kernel
 from graphc.passes.analysis.compose import computations
-from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
+from graphc.passes.lower.strategies import tile_emitter
 from graphc.passes.schedule.steps import Order, Tile, parse
 from graphc.targets.base import option
 from graphc.targets.cpu import Cpu
@@ -113,7 +113,7 @@ def test_parts_of_panels_are_asked_for_before_they_are_read(rows, columns, few):
 @pytest.mark.parametrize("rows", [40, 301])
 def test_panels_are_asked_for_before_they_are_read(monkeypatch, rows):
     """All but the first, by the tiles of rows that pass over the one before."""
-    monkeypatch.setattr(RegisterTileOptions, "held_bytes", 0)
+    monkeypatch.setattr(tile_emitter, "SMALL_PANELS", 0)
     depth, lines = 90, 2  # of a panel at a step
     missed = not_asked_for(rows, depth, 96, "icelake-server")
     assert list(missed) == list(range(depth * lines))
