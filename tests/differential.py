@@ -35,19 +35,22 @@ from graphc.targets.base import option
 from graphc.targets.cpu import Cpu
 
 MACHINES = {64: 32, 32: 16, 16: 16, 0: 16}  # vector bytes: vector registers
+L2_BYTES = 512 << 10
 TOLERANCE = 2e-5
 
 
 @dataclass(frozen=True)
 class CpuOf(Cpu):
-    """This machine's CPU, with vectors of so many bytes."""
+    """This machine's CPU, with vectors of so many bytes, and the same caches on every machine."""
 
     vector_bytes: int = option(64, "of a register", type=int)
 
     @cached_property
     def machine(self):
-        own = {"vector_bytes": self.vector_bytes, "registers": MACHINES[self.vector_bytes]}
-        return replace(host_machine(), **own)
+        return replace(
+            host_machine(), vector_bytes=self.vector_bytes, registers=MACHINES[self.vector_bytes],
+            caches=(0, L2_BYTES),
+        )  # fmt: skip
 
 
 POISON = 0xFF  # bytes of a NaN

@@ -170,8 +170,8 @@ class Replay:
         for read, at in zip(reads, event.windows, strict=True):
             row = read.stride * event.row + read.low
             count = read.stride * (event.rows - 1) + read.high - read.low + 1
-            found = self.bytes_at(at, count * self.rows[read.of])
-            if (found != self.numbers(read.of, row, count)).any():
+            held = self.bytes_at(at, count * self.rows[read.of])
+            if (held != self.numbers(read.of, row, count)).any():
                 raise InternalError(
                     f"rows: stage {event.stage} does not find rows {row} to {row + count - 1} of "
                     f"stage {read.of} for its row {event.row}"

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from differential import build, check, floats, program_of
+from differential import L2_BYTES, build, check, floats, program_of
 
-from graphc.backends.llvm_cpu.target import host_target
 from graphc.passes.lower.strategies import block_panels, tile_plan, tile_rules
 
 DEPTH = 601  # more than two steps
@@ -12,7 +11,7 @@ DEPTH = 601  # more than two steps
 
 def large(depth: int, size: int = 4) -> int:
     """Columns that are too many for the second level of cache, and fill no whole panels."""
-    return host_target().l2_bytes // 2 // (depth * size) + 37
+    return L2_BYTES // 2 // (depth * size) + 37
 
 
 def rng() -> np.random.Generator:
