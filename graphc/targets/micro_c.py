@@ -259,7 +259,9 @@ class MicroC(Tuned, Trains):
 
         cpu = cpu_of(self.processor)
         work = Worker(graph, self.strategies(), cpu)
-        plans = candidates(graph, composed(graph), self.io == "arena", work, pushed)
+        room = None if limit is None else limit - self._ram_of(plain) + plain.arena_bytes
+        resident = self.io == "arena"
+        plans = candidates(graph, composed(graph), resident, work, pushed, room)
         suits = is_pushed if pushed else (lambda _: True)
         known = trades(plain, plans, made, self._ram_of, cpu, suits)
         if not known:

@@ -97,10 +97,15 @@ class Operands:
         return math.prod(self.deep)
 
     def block(self, options: PanelOptions) -> int:
-        """The rows of a block."""
+        """The rows of a block: the fewest that make no more blocks than the most that fit do, so
+        that the last block overlaps the one before by as few as can be."""
         row = self.groups * PAIR * WORD
         fit = min(options.most, options.stack // row - PAIR, self.even)
-        return next((n for n in range(fit // PAIR * PAIR, 0, -PAIR) if self.takes(n)), 0)
+        most = next((n for n in range(fit // PAIR * PAIR, 0, -PAIR) if self.takes(n)), 0)
+        if not most or self.inplace:
+            return most
+        blocks = -(-self.count // most)
+        return -(-self.count // (blocks * PAIR)) * PAIR
 
     def takes(self, rows: int) -> bool:
         """Whether blocks of so many rows do."""

@@ -9,6 +9,7 @@ or need temporaries, so the true numbers are those of the program that is made o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -32,10 +33,11 @@ from graphc.passes.lower.rows.schedule import (
 from graphc.passes.lower.rows.segments import RowPlan, Segment, segments
 from graphc.records import dataclass
 
-HEIGHTS = (1, 2, 3, 4, 6, 8)  # of bands
-PRICES = (0.0, *(2.0 ** (n / 2) for n in range(1, 25)), math.inf)  # instructions for a byte
+HEIGHTS = (1, 2, 3, 4, 5, 6, 7, 8)  # of bands
+PRICES = (0.0, *(2.0**n for n in range(13)), math.inf)  # instructions for a byte
 MOST_SEGMENTS = 24  # whose schedules are made
-MOST_PLANS = 8
+MOST_PLANS = 12
+LARGER = 4  # plans to try that seem to take more than there is room for
 CALL = 40  # instructions around the work of a kernel: arguments, registers saved, loops entered
 BYTES = 2  # that are copied in an instruction
 
@@ -45,7 +47,8 @@ Work = Callable[[Computation], float]
 
 @dataclass(frozen=True)
 class _Judged:
-    """A plan, its memory in bytes, and about what its segment costs in instructions."""
+    """A plan, its memory in bytes, and about how many instructions it costs more than whole images
+    do."""
 
     plan: RowPlan
     memory: int
@@ -60,10 +63,12 @@ def all_segments(graph: Graph, computed: Mapping[Op, Computation]) -> list[Segme
 
 def candidates(
     graph: Graph, computed: Mapping[Op, Computation], resident: bool, work: Work,
-    pushed: bool = False,
+    pushed: bool = False, room: int | None = None,
 ) -> list[RowPlan]:  # fmt: skip
     """The plans to try for a graph whose ops compute this; the cheapest first. `resident`: inputs
-    and outputs take memory; `pushed`: an input comes by rows, so plans must begin with it."""
+    and outputs take memory; `pushed`: an input comes by rows, so plans must begin with it. Of many
+    plans some are left out: if there is `room` for so many bytes, those that take much more or
+    less."""
     ops = [op for op in graph.ops if op.name != "Constant"]
     use = _Use(graph, ops, resident)
     known = all_segments(graph, computed)
@@ -76,7 +81,8 @@ def candidates(
     judged = [_judged(plan, use, costs) for s in chosen for plan in _plans(s, costs)]
     if judged:
         judged.append(_smaller(min(judged, key=lambda j: (j.memory, j.cost)), use, costs))
-    return [one.plan for one in _thinned(_best([j for j in judged if j.memory < plain]))]
+    best = _best([j for j in judged if j.memory < plain])
+    return [one.plan for one in (_thinned(best) if room is None else _near(best, room))]
 
 
 def _smaller(start: _Judged, use: _Use, costs: _Costs) -> _Judged:
@@ -95,7 +101,8 @@ def _smaller(start: _Judged, use: _Use, costs: _Costs) -> _Judged:
 def _plans(segment: Segment, costs: _Costs) -> list[RowPlan]:
     """Plans of a segment: for each price of a byte, bands that cost least, and between two of them
     those whose first half is of one, and the rest of the other. A row more of a band is a row more
-    of its line buffer, and of those that it reads."""
+    of its line buffer, and of those that it reads. And plans of two heights, of stages that read
+    windows of rows and of those that read single ones: bands that divide one another wait least."""
     stages = segment.stages(RowPlan.even(segment, 1).bands)
     values = [segment.source, *(op.output for op in segment.ops)]
     rows = [line_bytes(segment, value, 2) for value in values]
@@ -110,7 +117,12 @@ def _plans(segment: Segment, costs: _Costs) -> list[RowPlan]:
     ]
     half = len(stages) // 2
     mixed = [b[:half] + a[half:] for a, b in pairwise(made)]
-    known = dict.fromkeys((*made, *mixed))
+    windows = [any(read.high > read.low for read in stage.reads) for stage in stages]
+    pairs = [
+        tuple(min(tall if w else low, stage.rows) for w, stage in zip(windows, stages))
+        for tall in HEIGHTS for low in HEIGHTS if not tall % low
+    ]  # fmt: skip
+    known = dict.fromkeys((*made, *mixed, *pairs))
     return [RowPlan(segment, bands, compact) for bands in known for compact in (False, True)]
 
 
@@ -122,17 +134,40 @@ class _Costs:
         self.known: dict[tuple[Op, int], float] = {}
 
     def of(self, segment: Segment, number: int, height: int) -> float:
-        """Of a stage in bands of this height; a band that is lower counts in proportion."""
-        count = segment.heights[number]
-        value = (segment.source, *(op.output for op in segment.ops))[number]
-        copied = line_bytes(segment, value, 2) / BYTES if number in (0, len(segment.ops)) else 0
+        """Of a stage in bands of this height, and one of what is left."""
+        bands, rest = divmod(segment.heights[number], height)
+        cost = bands * self.band(segment, number, height)
+        return cost + self.band(segment, number, rest) if rest else cost
+
+    def band(self, segment: Segment, number: int, height: int) -> float:
+        """Of one band of a stage."""
+        copied = 0.0
+        if number in (0, len(segment.ops)):
+            value = segment.ops[-1].output if number else segment.source
+            copied = height * line_bytes(segment, value, 2) / BYTES
         if number == 0:
-            return count * (copied + CALL / height)
+            return CALL + copied
         op, by_rows = segment.ops[number - 1], segment.by_rows[number - 1]
         key = op, height
         if key not in self.known:
-            self.known[key] = self.work(by_rows.band(height)) / height
-        return count * (self.known[key] + copied + CALL / height)
+            self.known[key] = self.work(by_rows.band(height))
+        return CALL + copied + self.known[key]
+
+    def more(self, segment: Segment, events: Sequence[Event]) -> float:
+        """What all bands of a schedule cost more than whole images. Guards are what the estimate
+        counts too much of, so no stage costs less."""
+        of_stages = [0.0] * len(segment.heights)
+        often = Counter((e.stage, e.rows) for e in events if isinstance(e, Run))
+        for (number, rows), times in often.items():
+            of_stages[number] += times * self.band(segment, number, rows)
+        whole = (0.0, *map(self.whole, segment.ops, segment.by_rows))
+        return sum(max(bands - one, 0.0) for bands, one in zip(of_stages, whole))
+
+    def whole(self, op: Op, by_rows: ByRows | Gathered) -> float:
+        """Of an op that makes all rows at once."""
+        if (op, 0) not in self.known:
+            self.known[op, 0] = self.work(by_rows.computation)
+        return CALL + self.known[op, 0]
 
 
 def _rows_of(op: Op, part: Computation | None) -> ByRows | Gathered | str:
@@ -179,15 +214,24 @@ def _thinned(kept: list[_Judged]) -> list[_Judged]:
     return [kept[round(n * step)] for n in range(MOST_PLANS)]
 
 
+def _near(kept: list[_Judged], room: int) -> list[_Judged]:
+    """Those about the first that fits, as memory is an estimate, and the last of all."""
+    if len(kept) <= MOST_PLANS:
+        return kept
+    start = max(sum(one.memory > room for one in kept) - LARGER, 0)
+    return [*kept[:-1][start : start + MOST_PLANS - 1], kept[-1]]
+
+
 def _judged(plan: RowPlan, use: _Use, costs: _Costs) -> _Judged:
-    lines, copies = (_compact_lines if plan.compact else _lines)(plan)
-    cost = copies + sum(costs.of(plan.segment, n, band) for n, band in enumerate(plan.bands))
+    lines, copies, events = (_compact_lines if plan.compact else _lines)(plan)
+    cost = copies + costs.more(plan.segment, events)
     memory = lines + use.live(plan.segment)
     return _Judged(plan, max(use.around(plan.segment), memory), round(cost))
 
 
-def _lines(plan: RowPlan) -> tuple[int, float]:
-    """The bytes of line buffers and bands, and the instructions of copies between them."""
+def _lines(plan: RowPlan) -> tuple[int, float, Sequence[Event]]:
+    """The bytes of line buffers and bands, the instructions of copies between them, and the
+    schedule."""
     segment, bands = plan.segment, plan.bands
     stages = segment.stages(bands)
     made = schedule(stages)
@@ -200,10 +244,10 @@ def _lines(plan: RowPlan) -> tuple[int, float]:
     lines = sum(made.capacity[n] * rows[n] for n in range(len(segment.ops)) if kept[n])
     moved = (event for event in made.events if isinstance(event, Shift))
     copies = sum(CALL + event.rows * rows[event.stage] / BYTES for event in moved)
-    return lines + _passing(stages, made.events, rows, kept), copies
+    return lines + _passing(stages, made.events, rows, kept), copies, made.events
 
 
-def _compact_lines(plan: RowPlan) -> tuple[int, float]:
+def _compact_lines(plan: RowPlan) -> tuple[int, float, Sequence[Event]]:
     """The same of a compact plan."""
     segment, bands = plan.segment, plan.bands
     *rows, last = (
@@ -212,7 +256,7 @@ def _compact_lines(plan: RowPlan) -> tuple[int, float]:
     )
     made = compact_schedule(segment.stages(bands), rows, bands[-1] * last)
     moved = [event.nbytes for event in made.events if isinstance(event, Slide)]
-    return made.nbytes, len(moved) * CALL + sum(moved) / BYTES
+    return made.nbytes, len(moved) * CALL + sum(moved) / BYTES, made.events
 
 
 def _passing(
