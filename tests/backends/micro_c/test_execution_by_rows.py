@@ -15,6 +15,7 @@ from graphc.driver import Settings, to_program, typed
 from graphc.errors import InternalError
 from graphc.ir.program import While
 from graphc.passes.lower.program import composed
+from graphc.passes.lower.rows.bands import Gathered
 from graphc.passes.lower.rows.candidates import all_segments
 from graphc.passes.lower.rows.compact import Replay, compact_schedule
 from graphc.passes.lower.rows.schedule import Fill, Read, Run, Slide, Stage, schedule
@@ -219,14 +220,16 @@ def test_model_of_one_row_has_no_segments():
     assert programs(net.model())[2] == [] or check(net.model(), net.feeds)
 
 
-def test_sums_over_rows_with_weights_of_their_own_are_not_gathered():
+def test_sums_over_rows_with_weights_of_their_own_are_gathered():
     m = QuantisedModel(seed=4)
     x = m.node("Transpose", m.activation((1, 9, 1, 8)), perm=[0, 3, 1, 2])
     value = m.node("Conv", x, m.weights((8, 8, 1, 1)), kernel_shape=[1, 1])
     value = m.dequantise(m.quantise(value, 0.7), 0.7, -5)
     value = m.node("Conv", value, m.weights((8, 1, 9, 1)), kernel_shape=[9, 1], group=8)
-    programs_of = m.build(m.quantise(value, 0.9)).SerializeToString()
-    check(programs_of, m.feeds, least=0)
+    source = m.build(m.quantise(value, 0.9)).SerializeToString()
+    _, made = check(source, m.feeds, least=3)
+    ends = {plan.segment.by_rows[-1] for plan, _ in made}
+    assert all(isinstance(end, Gathered) and end.sliced for end in ends)
 
 
 @pytest.mark.parametrize(

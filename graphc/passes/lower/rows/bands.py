@@ -133,12 +133,14 @@ GATHERING = ("sum", "max", "min")
 class Gathered:
     """A computation of a reduction over all rows of one operand, such as a global mean: a band at a
     time is added to what there is of `hole`, which is of integers, so the order makes no
-    difference; `axis` is the reduced index that is the row of the operand `source`."""
+    difference; `axis` is the reduced index that is the row of the operand `source`. `sliced`: the
+    constants that differ from row to row, of which a band takes its part, and the dims of rows."""
 
     computation: Computation
     hole: Reduce
     axis: Index
     source: str
+    sliced: tuple[tuple[str, int], ...] = ()
 
     @property
     def height(self) -> int:
@@ -163,13 +165,17 @@ class Gathered:
         before = Load(SUMS, output.index, self.hole.dtype)
         expr = before + part if self.hole.op == "sum" else call(self.hole.op, before, part)
         made = Output(replace(self.sums, name=output.buffer.name, access="out"), output.index, expr)
-        operand = whole.input(self.source)
-        shape = banded(operand.shape, rows)
-        inputs = (
-            *(replace(b, shape=shape) if b is operand else b for b in whole.inputs),
-            self.sums,
-        )
+        inputs = (*(self._banded(b, rows) for b in whole.inputs), self.sums)
         return Computation(inputs, (made,), whole.constants, whole.label).restricted((made,))
+
+    def _banded(self, buffer: Buffer, rows: int) -> Buffer:
+        """What a band of so many rows takes of an operand."""
+        if buffer.name == self.source:
+            return replace(buffer, shape=banded(buffer.shape, rows))
+        for name, dim in self.sliced:
+            if name == buffer.name:
+                return replace(buffer, shape=(*buffer.shape[:dim], rows, *buffer.shape[dim + 1 :]))
+        return buffer
 
     def finish(self) -> Computation:
         """The output, from what is gathered."""
@@ -202,13 +208,37 @@ def gathered(computation: Computation) -> Gathered | None:
         return None
     if any(row in free_indices(i) for i in others):
         return None
-    constant = (x for x in loads(hole.body) if x.source != source)
-    alone = transform(
-        hole.body, lambda n: _zero(n.dtype) if isinstance(n, Load) and n.source == source else None
-    )
-    if row in free_indices(alone) or any(row in free_indices(x) for x in constant):
+    sliced = _sliced(computation, hole, row)
+    alone = transform(hole.body, lambda n: _zero(n.dtype) if isinstance(n, Load) else None)
+    if sliced is None or row in free_indices(alone):
         return None  # bands differ
-    return Gathered(computation, hole, row, source)
+    return Gathered(computation, hole, row, source, tuple(sliced.items()))
+
+
+def _sliced(computation: Computation, hole: Reduce, row: Index) -> dict[str, int] | None:
+    """The constants that a reduction reads along its rows, and the dims that these are; None if it
+    reads one in another way too."""
+    dims: dict[str, set[int]] = {}
+    for load in loads(hole.body):
+        if load.source not in computation.constants:
+            continue
+        along = [d for d, x in enumerate(load.index) if row in free_indices(x)]
+        if any(load.index[d] is not row for d in along) or len(along) > 1:
+            return None
+        dims.setdefault(load.source, set()).update(along or [-1])
+    if any(len(found) > 1 for found in dims.values()):
+        return None
+    known = {name: found.pop() for name, found in dims.items()}
+    wrong = (name for name, d in known.items()
+             if d >= 0 and computation.input(name).shape[d] != row.extent)  # fmt: skip
+    outside = {x.source for x in loads(_without(computation, hole))}
+    sliced = {name: d for name, d in known.items() if d >= 0}
+    return None if any(wrong) or outside & {*sliced} else sliced
+
+
+def _without(computation: Computation, hole: Reduce) -> Expr:
+    """What a computation makes of a reduction, with zero in place of that."""
+    return substitute(computation.outputs[0].expr, {hole: _zero(hole.dtype)})
 
 
 def row_axis(shape: Shape) -> int:

@@ -21,7 +21,7 @@ from graphc.ir.graph import Graph, Op, Value
 from graphc.passes.analysis.computation import Computation, physical_buffer
 from graphc.passes.lower.rows.bands import ByRows, Gathered, by_rows, gathered
 from graphc.passes.lower.rows.compact import compact_schedule
-from graphc.passes.lower.rows.lowering import line_bytes, margins_of
+from graphc.passes.lower.rows.lowering import line_bytes, margins_of, nbytes
 from graphc.passes.lower.rows.schedule import (
     Event,
     Run,
@@ -225,8 +225,14 @@ def _near(kept: list[_Judged], room: int) -> list[_Judged]:
 def _judged(plan: RowPlan, use: _Use, costs: _Costs) -> _Judged:
     lines, copies, events = (_compact_lines if plan.compact else _lines)(plan)
     cost = copies + costs.more(plan.segment, events)
-    memory = lines + use.live(plan.segment)
+    memory = lines + use.live(plan.segment) + _gathered_bytes(plan.segment)
     return _Judged(plan, max(use.around(plan.segment), memory), round(cost))
+
+
+def _gathered_bytes(segment: Segment) -> int:
+    """Of what a segment gathers; 0 if it gathers nothing."""
+    end = segment.by_rows[-1]
+    return nbytes(end.sums) if isinstance(end, Gathered) else 0
 
 
 def _lines(plan: RowPlan) -> tuple[int, float, Sequence[Event]]:
@@ -254,7 +260,8 @@ def _compact_lines(plan: RowPlan) -> tuple[int, float, Sequence[Event]]:
         line_bytes(segment, value, 2)
         for value in (segment.source, *(op.output for op in segment.ops))
     )
-    made = compact_schedule(segment.stages(bands), rows, bands[-1] * last)
+    end = _gathered_bytes(segment) or bands[-1] * last
+    made = compact_schedule(segment.stages(bands), rows, end)
     moved = [event.nbytes for event in made.events if isinstance(event, Slide)]
     return made.nbytes, len(moved) * CALL + sum(moved) / BYTES, made.events
 

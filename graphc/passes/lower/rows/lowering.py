@@ -8,9 +8,10 @@ Bands of the source are copied from where it lies, and those of the result to wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -50,6 +51,9 @@ class Lowering(Protocol):
 
     def constant(self, buffer: Buffer, array: np.ndarray) -> str:
         """The storage of a new constant."""
+
+
+NO_CONSTANTS: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def lower_segment(around: Lowering, plan: RowPlan) -> None:
@@ -167,7 +171,7 @@ class _Rows:
         for number, margins in enumerate(self.margins):
             if any(margins):
                 self.pad(number, self.lines[number])
-        for piece in loops(self.events, self.last):
+        for piece in self.pieces():
             if piece.trips == 1:
                 self.around.calls += self.calls(piece)
                 continue
@@ -178,6 +182,12 @@ class _Rows:
             self.around.calls.append(Repeat(body, memory, None, piece.trips, None, loc))
         if self.gathered is not None:
             self.finish(self.gathered)
+
+    def pieces(self) -> list[Loop]:
+        """The events, in loops unless bands of the last stage take constants of their own."""
+        if self.gathered is not None and self.gathered.sliced:
+            return [Loop(self.events, 1)]
+        return loops(self.events, self.last)
 
     def calls(self, piece: Loop) -> list[AnyCall]:
         """The calls of events, in one trip of their loop."""
@@ -245,14 +255,25 @@ class _Rows:
             for (name, reach), read, at in zip(reaches.items(), stage.reads, event.windows)
         }
 
-    def compute(self, part: Computation, number: int, places: dict[str, str], target: str) -> None:
-        """Adds the calls of a computation, given where what is no constant lies."""
+    def compute(
+        self, part: Computation, number: int, places: dict[str, str], target: str,
+        own: Mapping[str, np.ndarray] = NO_CONSTANTS,
+    ) -> None:  # fmt: skip
+        """Adds the calls of a computation, given where what is no constant lies, and constants of
+        its `own` in place of those of the op."""
         op = self.segment.ops[number - 1]
         names = input_names(op)
-        constants = [b.name for b in part.inputs if b.name in part.constants]
-        places = {**places, **{n: self.storages.of(names[n]) for n in constants}}
+        constants = [b for b in part.inputs if b.name in part.constants]
+        places = dict(places)
+        known: dict[str, np.ndarray | None] = {}
+        for buffer in constants:
+            name = buffer.name
+            known[name] = own.get(name, names[name].constant)
+            is_own = name in own
+            places[name] = (
+                self.around.constant(buffer, own[name]) if is_own else self.storages.of(names[name])
+            )
         places[part.outputs[0].buffer.name] = target
-        known = {n: names[n].constant for n in constants}
         self.around.lower_computation(part, places, known, op)
 
     # ---------------------------------------------------------------- reductions over rows
@@ -265,8 +286,13 @@ class _Rows:
 
     def gather(self, event: Run, end: Gathered) -> None:
         """Adds a band to what is gathered."""
-        after = self.after(event, end)
-        self.compute(self.part(event), self.last, {**self.windows(event), SUMS: self.sums}, after)
+        after, places = self.after(event, end), {**self.windows(event), SUMS: self.sums}
+        names = input_names(self.segment.ops[-1])
+        own: dict[str, np.ndarray] = {}
+        for name, dim in end.sliced:
+            whole = self.storages.contents(self.storages.of(names[name]))
+            own[name] = whole.take(range(event.row, event.row + event.rows), dim)
+        self.compute(self.part(event), self.last, places, after, own)
         self.around.calls.append(Move(after, self.sums))
 
     def after(self, event: Run, end: Gathered) -> str:
