@@ -15,7 +15,7 @@ from graphc.ir.build import Builder
 from graphc.ir.dtypes import i8, u8
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
-from graphc.ir.kernel import Intrin, walk_stmts
+from graphc.ir.kernel import Alloc, Intrin, walk_stmts
 from graphc.ir.types import TensorType
 
 FULL = {"low": -128, "high": 127, "to": i8.onnx}
@@ -127,6 +127,17 @@ def test_pairs_are_multiplied(name, opt):
     expected = kinds.get(re.split("[ ,]", name)[0], PANELS)
     assert named and named <= expected | ({"dot4_wide"} if opt == "fastest" else set())
     check(graph, options)
+
+
+@pytest.mark.parametrize("rows, block", [(18, 10), (20, 10), (32, 16), (36, 12)])
+def test_blocks_of_rows_overlap_by_few(rows, block):
+    """20 rows are two blocks of 10, not of 16."""
+    graph = convolution((1, 16, rows, 1), 8, 3, taps=(1, 1))
+    program = driver.program_for(copy.deepcopy(graph), "c", cpu="cortex-m4")
+    held = [s.buffer for k in program.kernels.values() for s in walk_stmts(k.body)
+            if isinstance(s, Alloc) and s.buffer.name == "rows"]  # fmt: skip
+    assert [b.shape for b in held] == [(block * 8,)]  # words of a row: 16 elements, two in each
+    check(graph, {"cpu": "cortex-m4"})
 
 
 def test_size_keeps_tiles_of_four_products():
