@@ -3,8 +3,9 @@
 An op is evaluated when everything that its result depends on is known: all operands it *reads* are
 known (Shape reads none), or its result is empty. The result becomes a constant only if it is small,
 or not larger than the constants it is computed from: an Expand, Tile or Range is cheaper than its
-result. A value that stays symbolic for that reason is still *known*: its contents are computed when
-a type depends on them, or when something smaller follows from them.
+result. An empty one stays symbolic until checks are in the graph, as those of the ops before it
+would go with it. A value that stays symbolic for these reasons is still *known*: its contents are
+computed when a type depends on them, or when something smaller follows from them.
 """
 
 from __future__ import annotations
@@ -90,11 +91,17 @@ def is_static(op: Op) -> bool:
     return all(isinstance(v.type, TensorType) and v.type.is_static for v in op.outputs)
 
 
-class Contents:
-    """What is known about the contents of values while a graph is walked forwards."""
+def _empty(op: Op) -> list[np.ndarray]:
+    """The results of an op whose results are empty."""
+    return [np.zeros(v.tensor.static_shape, v.tensor.dtype.np) for v in op.outputs]
 
-    def __init__(self, policy: FoldPolicy | None = None):
-        self.policy = policy or FoldPolicy()
+
+class Contents:
+    """What is known about the contents of values while a graph is walked forwards. `checked` says
+    that what ops ask of their operands is in the graph (checks.py), or will not be asked."""
+
+    def __init__(self, policy: FoldPolicy | None = None, checked: bool = True):
+        self.policy, self.checked = policy or FoldPolicy(), checked
         self.lazy: dict[Value, int] = {}  # known values that stay symbolic: bytes of their sources
         self.computed: dict[Value, np.ndarray] = {}
         self.kept: set[Value] = set()  # results of ops to keep, and what depends on them
@@ -134,10 +141,13 @@ class Contents:
         if not is_static(op):
             return self._fold_untyped(op)
         sizes = [v.tensor.size for v in op.outputs]
-        if not any(sizes) and "bounded" not in op.defn.traits:
-            return [np.zeros(v.tensor.static_shape, v.tensor.dtype.np) for v in op.outputs]
+        is_empty = not any(sizes) and "bounded" not in op.defn.traits
+        if is_empty and self.checked:
+            return _empty(op)
         read = operands_read(op)
         if not all(self.known(op.inputs[n]) for n in read):
+            if is_empty:
+                self._keep_empty(op)
             return None
         if max(sizes) > self.policy.largest or work_of(op) > self.policy.work:
             return None
@@ -152,6 +162,12 @@ class Contents:
             self.lazy.update((v, sources) for v in op.outputs)
             return None
         return self._attempt(op)
+
+    def _keep_empty(self, op: Op) -> None:
+        """Notes empty results of an op that stays."""
+        self.computed.update(zip(op.outputs, _empty(op)))
+        self.lazy.update(dict.fromkeys(op.outputs, 0))
+        self.kept.update(op.outputs)
 
     def _fold_untyped(self, op: Op) -> list[np.ndarray] | None:
         """Ops whose types are known only once they have run, on known operands."""

@@ -48,7 +48,7 @@ class TypeInference:
     folded. `ctx`, if given, counts each replacement as a rewrite. `members` are the types of the
     members of sequences that are parameters. With `symbolic`, dims of the parameters may be
     symbols: an op that cannot be typed for all their values stays untyped, whatever the reason.
-    With `dimensions`, arithmetic on these is done.
+    With `dimensions`, arithmetic on these is done. `checked` as of Contents.
     """
 
     def __init__(
@@ -60,10 +60,11 @@ class TypeInference:
         members: dict[Value, list[TensorType]] | None = None,
         symbolic: bool = False,
         dimensions: Dimensions | None = None,
+        checked: bool = False,
     ):
         self.symbolic: bool = outer.symbolic if outer else symbolic
         self.retype, self.ctx, self.dimensions = retype, ctx, dimensions
-        self.contents: Contents = outer.contents if outer else Contents(policy)
+        self.contents: Contents = outer.contents if outer else Contents(policy, checked)
         # values whose dims are upper bounds, the true ones being known at run time
         self.inexact: set[Value] = outer.inexact if outer else set()
         # types of the members of sequences that are inputs
@@ -255,7 +256,7 @@ class TypeInference:
         own, captures = split_captures(op)
         for number in range(len(op.inputs) - len(captures), len(op.inputs)):
             value = op.inputs[number]
-            if value in self.contents.lazy and value.tensor.size <= self.contents.policy.small:  # type: ignore[union-attr]
+            if value in self.contents.lazy and 0 < value.tensor.size <= self.contents.policy.small:  # type: ignore[union-attr]
                 self.make_constant(op, number)
         control_flow.sink_constants(op)
 

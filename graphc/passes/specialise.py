@@ -437,5 +437,5 @@ class Fold(Pass):
     def run(self, graph: Graph, ctx: Context) -> bool:
         symbolic = bool(graph.symbols) or not has_static_inputs(graph)
         policy = ctx.options.get("fold_policy")
-        walk = TypeInference(policy, retype=False, ctx=ctx, symbolic=symbolic)
+        walk = TypeInference(policy, False, ctx, symbolic=symbolic, checked=True)
         return walk.region(graph)

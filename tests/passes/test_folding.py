@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from graphc.driver import compile
+from graphc.errors import ModelError
 from graphc.ir.interp import interpret
 from graphc.ir.text.parser import parse_graph
 from graphc.passes import Context, run_pipeline
@@ -97,6 +99,24 @@ def test_empty_results_are_constants():
         "fold,dce",
     )
     assert names(graph) == []
+
+
+BEFORE_EMPTY = """graph @g(%x: f32[1,3]) -> f32[2] phase imported {
+  const %i : i64[2] = [0, 2]
+  const %none : i64[1] = [0]
+  const %axis : i64[1] = [1]
+  %picked = Gather(%x, %i) : f32[2,3]
+  %cut = Slice(%picked, %none, %none, %axis) : f32[2,0]
+  %y = ReduceSum(%cut, %axis) {keepdims=0} : f32[2]
+  return %y
+}"""
+
+
+def test_what_lies_before_an_empty_result_is_checked():
+    with pytest.raises(ModelError, match="index 2 of indices 'i' must be in -1..0"):
+        compile(parse_graph(BEFORE_EMPTY), "cpu", specialise="exact").run([np.zeros((1, 3), "f4")])
+    right = compile(parse_graph(BEFORE_EMPTY.replace("[0, 2]", "[0, 0]")), "cpu")
+    assert right.run([np.zeros((1, 3), "f4")])[0].tolist() == [0, 0]
 
 
 def test_what_fails_is_left_for_run_time():
