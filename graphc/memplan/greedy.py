@@ -13,6 +13,7 @@ in the hill-climbing allocator of Arm's Vela compiler.
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
@@ -60,12 +61,13 @@ def pack_greedily(packing: Packing, bound: int | None = None) -> Packed:
     meetings, work = _meetings(packing), 0
     for name, order in _orders(packing):
         for fit in ("first", "best"):
-            offsets = place_in_order(packing, order, best_fit=fit == "best")
-            packed = Packed(offsets, packing.peak(offsets), f"{fit} fit by {name}")
-            if best is None or packed.peak < best.peak:
-                best, best_order = packed, order
+            limit = math.inf if best is None else best.peak
+            offsets = place_below(packing, order, limit, best_fit=fit == "best")
+            if offsets is not None:
+                best = Packed(offsets, packing.peak(offsets), f"{fit} fit by {name}")
+                best_order = order
             work += meetings
-            if best.peak <= bound or work > ORDER_WORK:
+            if best is not None and (best.peak <= bound or work > ORDER_WORK):
                 return best
     assert best is not None
     return _squeeze(packing, best, best_order, bound)
@@ -128,6 +130,15 @@ def place_in_order(
     packing: Packing, order: list[int], *, best_fit: bool = False
 ) -> tuple[int, ...]:
     """Place the buffers one by one; returns the offset of each in granules."""
+    offsets = place_below(packing, order, math.inf, best_fit=best_fit)
+    assert offsets is not None
+    return offsets
+
+
+def place_below(
+    packing: Packing, order: list[int], limit: float, *, best_fit: bool = False
+) -> tuple[int, ...] | None:
+    """As `place_in_order`, but None as soon as a buffer does not end below so many granules."""
     offsets = [0] * len(packing)
     placed = _Placed() if len(packing) > FEW else _FewPlaced()
     for i in order:
@@ -136,8 +147,11 @@ def place_in_order(
             offset = _place_with_allowances(packing, met, i)
         else:
             offset = _fit(packing, met, i, best_fit)
+        end = offset + packing.sizes[i]
+        if end >= limit:
+            return None
         offsets[i] = offset
-        placed.add((offset, offset + packing.sizes[i], packing.firsts[i], packing.lasts[i], i))
+        placed.add((offset, end, packing.firsts[i], packing.lasts[i], i))
     return tuple(offsets)
 
 
@@ -269,7 +283,7 @@ def _climb(packing: Packing, best: Packed, order: list[int], bound: int, rounds:
             break
         trial = [i for i in order if i != top]
         trial.insert(trial.index(dice.choice(ahead)), top)
-        placed = place_in_order(packing, trial)
-        if packing.peak(placed) <= peak:
+        placed = place_below(packing, trial, peak + 1)
+        if placed is not None:
             order, offsets, peak = trial, placed, packing.peak(placed)
     return best if best.peak <= peak else Packed(offsets, peak, "first fit, hill climbing")
