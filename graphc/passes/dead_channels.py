@@ -13,7 +13,7 @@ reached go as well.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from graphc.passes.dce import remove_dead
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 from graphc.passes.rewriter import apply_rules, rules_of
+from graphc.records import dataclass
 
 RULE = "dead-channels"
 LIMITS = "idle-limits"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from graphc.passes.analysis.intervals import (
 )
 from graphc.passes.analysis.ranges import Range
 from graphc.passes.analysis.structure import has_body, own_index
+from graphc.records import dataclass
 
 LARGEST = 1 << 22  # numbers in an array; of more, all the type has is told
 BUDGET = 1 << 21  # elements of constants that are looked at in all
@@ -62,6 +63,7 @@ def channels(region: Region) -> dict[Value, Channels]:
     What is not listed can be anything of its type. So can, to take little time, what is made with
     constants after the first `BUDGET` elements of them."""
     known: dict[Value, Channels] = {}
+    made: dict[tuple, Channels | None] = {}  # layers, and steps of time, have many that are alike
     left = BUDGET
     for op in region.ops:
         if len(op.outputs) != 1 or not has_body(op):
@@ -70,10 +72,21 @@ def channels(region: Region) -> dict[Value, Channels]:
         if read > left:
             continue
         left -= read
-        found = _of(op, known)
+        key = _sources(op, known)
+        if key not in made:
+            made[key] = _of(op, known)
+        found = made[key]
         if found is not None:
             known[op.output] = found
     return known
+
+
+def _sources(op: Op, known: Mapping[Value, Channels]) -> tuple:
+    """All that the range of an op's result follows from."""
+    read = [
+        None if v is None else (v.type, id(v.constant), id(known.get(v))) for v in op.inputs
+    ]  # both live as long as the region and what is known of it
+    return op_body(op), op.output.type, *read
 
 
 def _of(op: Op, known: Mapping[Value, Channels]) -> Channels | None:
