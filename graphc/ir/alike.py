@@ -19,7 +19,8 @@ _kept: dict[tuple, Any] = {}
 
 
 def once(op: Op, what: tuple, make: Callable[[], Made]) -> Made:
-    """What `make` gives for an op, which nobody may change; `what` tells it from other results."""
+    """What `make` gives for an op, which nobody may change, but to add to it what holds of all that
+    are alike; `what` tells it from other results."""
     key = _key(op, what)
     if key is None:
         return make()

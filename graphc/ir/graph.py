@@ -151,7 +151,10 @@ class Op:
     @property
     def is_typed(self) -> bool:
         """Whether the types of all operands and results are known: else nothing is derived."""
-        return all(v is None or v.type is not None for v in (*self.inputs, *self.outputs))
+        for value in self.outputs:  # a generator takes longer, and this is asked very often
+            if value.type is None:
+                return False
+        return not any([v is not None and v.type is None for v in self.inputs])
 
     def add_input(self, value: Value | None) -> None:
         """One more operand, after the others; None if it is left out."""

@@ -20,8 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from graphc.ir.alike import once
 from graphc.ir.expr import (
     Call,
     Const,
@@ -72,10 +73,26 @@ def fact(function: Callable[[Op], Known]) -> Callable[[Op], Known | None]:
     return known
 
 
+def fact_of_body(function: Callable[[Op], Known]) -> Callable[[Op], Known | None]:
+    """As `fact`, of what follows from the bodies of an op alone: found once for all that are
+    alike."""
+
+    def shared(op: Op) -> Known:
+        facts: dict[Callable, Any] | None = op.memo.get(fact_of_body)
+        if facts is None:
+            dims = tuple([v.tensor.dims for v in op.outputs])
+            facts = op.memo[fact_of_body] = once(op, ("facts", dims), dict[Callable, Any])
+        if function not in facts:
+            facts[function] = function(op)
+        return facts[function]
+
+    return fact(wraps(function)(shared))
+
+
 # ---------------------------------------------------------------- functions of single elements
 
 
-@fact
+@fact_of_body
 def scalar_function(op: Op) -> Expr | None:
     """What the elements of the only result are of the operands' elements at the same place, over
     Refs x0, x1, ...; None if they depend on more."""
@@ -99,20 +116,20 @@ def is_pointwise(op: Op) -> bool:
     return scalar_function(op) is not None
 
 
-@fact
+@fact_of_body
 def is_conversion(op: Op) -> bool:
     """Whether the result is the operand in another type."""
     return _is_call(scalar_function(op), ("cast",)) and len(op.inputs) == 1
 
 
-@fact
+@fact_of_body
 def is_involution(op: Op) -> bool:
     """Whether f(f(x)) == x."""
     function = scalar_function(op)
     return _is_call(function, INVOLUTIONS) and isinstance(function.args[0], Ref)  # type: ignore
 
 
-@fact
+@fact_of_body
 def is_idempotent(op: Op) -> bool:
     """Whether f(f(x)) == f(x): what f gives, it leaves as it is."""
     function = scalar_function(op)
@@ -215,7 +232,7 @@ def negative_factor(op: Op) -> float | Value | None:
 # ---------------------------------------------------------------- sums with factors
 
 
-@fact
+@fact_of_body
 def _linear_operands(op: Op) -> frozenset[int]:
     bodies = [op_body(op, n) for n in range(len(op.outputs))]
     read = {load.source for body in bodies for load in loads(body)}
@@ -279,7 +296,7 @@ class Choice:
         return not self.fills
 
 
-@fact
+@fact_of_body
 def choice(op: Op) -> Choice | None:
     """Of whose elements those of all results are; None if there is more to one."""
     operands: set[int] = set()

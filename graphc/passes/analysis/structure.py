@@ -15,16 +15,15 @@ from collections.abc import Sequence
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
-    Call,
     Const,
     Expr,
     Index,
     Load,
     Reduce,
+    called,
     cost,
     free_indices,
     loads,
-    walk,
 )
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
@@ -33,7 +32,7 @@ from graphc.ir.types import Layout, TensorType, Type
 from graphc.passes.analysis.core import reductions_in
 
 DEQUANTISING = 8  # cost of a conversion that readers repeat
-CONVERSIONS = ("cast", "bitcast", "cut_tf32", "add_half_tf32")  # round_tf32 is for producers
+CONVERSIONS = {"cast", "bitcast", "cut_tf32", "add_half_tf32"}  # round_tf32 is for producers
 FEW_CHANNELS = 16  # no more than a vector has elements
 
 
@@ -42,11 +41,14 @@ def has_body(op: Op) -> bool:
     these follow from, as the target of a Reshape, are known."""
     if op.defn.form not in ("elementwise", "indexed"):
         return False
-    for value in (*op.outputs, *op.inputs):
-        if value is not None and not _has_elements(value.type):
+    for value in op.outputs:
+        if not _has_elements(value.type):
             return False
-    for param, value in zip(op.defn.params, op.inputs):
-        if param.accepts.known and value is not None and value.known is None:
+    for operand in op.inputs:
+        if operand is not None and not _has_elements(operand.type):
+            return False
+    for param, operand in zip(op.defn.params, op.inputs):
+        if param.accepts.known and operand is not None and operand.known is None:
             return False
     return True
 
@@ -114,21 +116,21 @@ def _converts_float(body: Expr) -> bool:
     if isinstance(body, Load) or len(read) != 1:
         return False
     (load,) = read
-    calls = [node for node in walk(body) if isinstance(node, Call)]
     return (
-        load.dtype.is_float
-        and load.dtype.size <= body.dtype.size
-        and all(node.op.name in CONVERSIONS for node in calls)
+        load.dtype.is_float and load.dtype.size <= body.dtype.size and called(body) <= CONVERSIONS
     )
 
 
 def _is_dequantising(op: Op, body: Expr) -> bool:
+    size = op.output.tensor.dtype.size
+    if not any([v is not None and v.tensor.dtype.size < size for v in op.inputs]):
+        return False
     wide = [n for n, v in enumerate(op.inputs) if v is not None and not _is_parameter(v, op)]
     if len(wide) != 1 or reductions(op) or cost(body) > DEQUANTISING:
         return False
     value = op.inputs[wide[0]]
     assert value is not None
-    smaller = value.tensor.dtype.size < op.output.tensor.dtype.size
+    smaller = value.tensor.dtype.size < size
     return smaller and value.tensor.dims == op.output.tensor.dims and pointwise(op, wide[0])
 
 
