@@ -641,10 +641,13 @@ def walk(root: Expr, known: Container[Expr] = ()) -> Iterator[Expr]:
             stack += (node, None, *children[::-1])
 
 
-def transform(root: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:
-    """Rebuilds bottom-up; `rewrite` sees each node over its new children (None keeps it)."""
-    done: dict[Expr, Expr] = {}
-    for node in walk(root):
+def transform(
+    root: Expr, rewrite: Callable[[Expr], Expr | None], done: dict[Expr, Expr] | None = None
+) -> Expr:
+    """Rebuilds bottom-up; `rewrite` sees each node over its new children (None keeps it). What
+    nodes have become is added to `done`; what is in it is not looked at again."""
+    done = {} if done is None else done
+    for node in walk(root, done):
         children = node.children
         new = tuple([done[c] for c in children])
         result = node if new == children else node.rebuild(new)

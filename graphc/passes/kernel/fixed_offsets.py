@@ -76,7 +76,7 @@ class _Loop:
         self.moving = {loop.var, *_bound(loop.body)}
         self.fixed: dict[Expr, bool] = {}
         self.known: dict[Expr, Expr] = {}
-        self.known_exprs: dict[Expr, Expr] = {}
+        self.shorter: dict[Expr, Expr] = {}  # expressions whose loads are from named offsets
         self.names: dict[Expr, Ref] = {}
         self.lets: list[Stmt] = []
 
@@ -93,14 +93,17 @@ class _Loop:
         return map_stmt(stmt, self.expr)
 
     def expr(self, root: Expr) -> Expr:
-        def shorter(node: Expr) -> Expr | None:
-            if isinstance(node, Load) and node.index:
-                return Load(node.source, tuple(map(self.offset, node.index)), node.dtype)
-            return None
+        read = loads(root)
+        if not any(loads(x) for load in read for x in load.index):  # no look at parts of offsets
+            self.shorter.update((x, self.load(x)) for x in read if x not in self.shorter)
+        return transform(root, self.rewritten, self.shorter) if read else root
 
-        if root not in self.known_exprs:
-            self.known_exprs[root] = transform(root, shorter) if loads(root) else root
-        return self.known_exprs[root]
+    def rewritten(self, node: Expr) -> Expr | None:
+        return self.load(node) if isinstance(node, Load) else None
+
+    def load(self, load: Load) -> Load:
+        index = tuple(map(self.offset, load.index))
+        return Load(load.source, index, load.dtype) if index else load
 
     def offset(self, index: Expr) -> Expr:
         """An offset in terms of the names before the loop, which it makes if need be."""
