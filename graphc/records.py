@@ -3,7 +3,8 @@
 `dataclass` makes classes of the standard library's kind: fields, defaults, `replace` and whatever
 else it offers work as ever. Before Python 3.13 the library compiles each method of each class from
 text, which took a tenth of a second of a process that compiles a model. Here that is done for
-`__init__` alone. Methods that compare, hash and print read fields by a getter, which is as fast.
+`__init__` alone, once it is asked for, as many classes are not used in a process. Methods that
+compare, hash and print read fields by a getter, which is as fast.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ else:
         """As `dataclasses.dataclass`, of these options."""
 
         def make(cls):
-            if slots or _is_frozen(cls):
+            if slots:
                 options = {"eq": eq, "frozen": frozen, "slots": slots, "kw_only": kw_only}
                 return dataclasses.dataclass(cls, **options)
             return _completed(cls, eq, frozen, kw_only)
@@ -51,7 +52,10 @@ def _is_frozen(cls: type) -> bool:
 def _completed(cls: type, eq: bool, frozen: bool, kw_only: bool) -> type:
     """A class with the methods of a dataclass, less those that it has itself."""
     own = set(vars(cls))
-    dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+    cls.__doc__ = cls.__doc__ or cls.__name__  # or the library puts a signature together
+    derives = _is_frozen(cls)  # then the library sees to what is frozen
+    options = {"init": False, "repr": False, "eq": False, "frozen": frozen and derives}
+    dataclasses.dataclass(**options, kw_only=kw_only)(cls)  # type: ignore[call-overload]
     cls.__dataclass_params__.frozen = frozen  # type: ignore[attr-defined]  # for derived classes
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     methods = [_printing(fields)]
@@ -62,16 +66,33 @@ def _completed(cls: type, eq: bool, frozen: bool, kw_only: bool) -> type:
             methods.append(_hashing(compared))
         elif "__hash__" not in own:
             cls.__hash__ = None  # type: ignore[assignment]
-    if frozen:
+    if frozen and not derives:
         methods += _refusing(cls, {f.name for f in fields})
-    if "__init__" not in own:
-        methods.append(_filling(cls, fields, frozen))
     for method in methods:
         if method.__name__ not in own:
-            method.__qualname__ = f"{cls.__qualname__}.{method.__name__}"
-            method.__module__ = cls.__module__
-            setattr(cls, method.__name__, method)
+            _put(cls, method)
+    if "__init__" not in own:
+        cls.__init__ = _Filling(cls, fields, frozen)  # type: ignore[misc]
     return cls
+
+
+def _put(cls: type, method: Callable) -> None:
+    """Makes a function a method of a class."""
+    method.__qualname__ = f"{cls.__qualname__}.{method.__name__}"
+    method.__module__ = cls.__module__
+    setattr(cls, method.__name__, method)
+
+
+class _Filling:
+    """Stands for the `__init__` of a class, which takes its place when it is asked for."""
+
+    def __init__(self, cls: type, fields: tuple[Field, ...], frozen: bool):
+        self.cls, self.fields, self.frozen = cls, fields, frozen
+
+    def __get__(self, record: object, owner: type | None = None) -> Callable:
+        made = _filling(self.cls, self.fields, self.frozen)
+        _put(self.cls, made)
+        return made.__get__(record, owner)
 
 
 def _getter(names: list[str]) -> Callable[[object], tuple]:

@@ -10,7 +10,7 @@ stays outside, so that products with few rows have those of all samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from graphc.passes.analysis.parts import computes_alike, dims_along
 from graphc.passes.analysis.structure import reductions
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.records import dataclass
 
 RULE = "samples-in-a-loop"
 LARGE = 4  # of the cache: a value of a sample, the largest one, that is worth a loop, is a part

@@ -13,7 +13,6 @@ import math
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +25,7 @@ from graphc.frontend.external_data import model_file
 from graphc.frontend.tensors import checked_dims
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
+from graphc.records import dataclass
 
 IDENTIFIER = b"TFL3"
 SUFFIX = ".tflite"

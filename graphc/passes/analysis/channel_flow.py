@@ -10,7 +10,7 @@ all channels of its group.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from graphc.passes.analysis.channels import Channels
 from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.parts import dims_along
 from graphc.passes.analysis.structure import has_body
+from graphc.records import dataclass
 
 
 @dataclass(frozen=True)

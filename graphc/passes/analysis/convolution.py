@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import Index, loads
@@ -12,6 +10,7 @@ from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import Match, match_contraction
 from graphc.passes.analysis.windows import Slide, slides_of
+from graphc.records import dataclass
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from graphc.ir.dtypes import DType, boolean, u64
 from graphc.ir.expr import Call, Const
 from graphc.ir.scalar.ops import TABLE, apply
 from graphc.passes.analysis.ranges import CODOMAINS
+from graphc.records import dataclass
 
 LOOSE = 2.0**-7  # of a float sum's magnitude, for factors rounded to bfloat16 and any order
 RISING = ("floor", "ceil", "round", "trunc", "sign")

@@ -8,7 +8,6 @@ channels of a group) do not slide.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_loads, is_affine_in, stride_in
 from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, loads, substitute
@@ -16,6 +15,7 @@ from graphc.ir.extents import most
 from graphc.ir.simplify import simplify, to_poly
 from graphc.passes.analysis.computation import Computation, memoised
 from graphc.passes.analysis.core import Core, Role, core_of
+from graphc.records import dataclass
 
 MOST_TAPS = 1024  # of a slide: positions are listed to estimate the time
 WIDE_GROUP = 16  # output channels of a group that fill a tile of a matrix product

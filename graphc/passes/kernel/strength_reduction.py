@@ -9,7 +9,7 @@ by a multiple of the innermost loop, share an offset (common subexpressions) and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, Index, Load, Ref, Sym, free_indices, transform, walk
@@ -28,6 +28,7 @@ from graphc.ir.kernel import (
     walk_stmts,
 )
 from graphc.ir.simplify import Poly, bounds_of_poly, from_poly, simplify, to_poly
+from graphc.records import dataclass
 
 FEWEST = 2  # terms of outer loops, from which on they are worth a name
 

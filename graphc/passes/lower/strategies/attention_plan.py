@@ -11,7 +11,6 @@ split_reduce(depth, B)   a block has B keys
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import as_expr
@@ -30,6 +29,7 @@ from graphc.passes.lower.strategies.tile_plan import (
 from graphc.passes.lower.strategies.tile_schedules import LARGEST_TILE
 from graphc.passes.lower.strategies.tile_transpose import LARGEST_SIDE, SMALLEST_SIDE
 from graphc.passes.schedule.steps import Schedule, SplitReduce, Tile, Vector, misfit
+from graphc.records import dataclass
 
 PANELS = 1 << 16  # bytes of keys in panels, at most if there are several blocks of them
 LARGER = 2  # times as many keys may be one block

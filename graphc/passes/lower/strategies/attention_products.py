@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
 from graphc.ir.dtypes import f32, i64
@@ -28,6 +28,7 @@ from graphc.passes.lower.strategies.attention_plan import AttentionPlan
 from graphc.passes.lower.strategies.block_panels import pack_panel, packed_element
 from graphc.passes.lower.strategies.tile_emitter import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan
+from graphc.records import dataclass
 
 COPIED = 64  # rows of a chunk that make up for a copy of values that are apart
 FIRST = Const(0, i64)

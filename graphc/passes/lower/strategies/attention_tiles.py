@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import reduce
 
 from graphc.ir.addresses import unflatten_index
@@ -50,6 +49,7 @@ from graphc.passes.lower.strategies.reductions import NestOptions, Reductions
 from graphc.passes.lower.strategies.tile_emitter import TileEmitter
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 from graphc.passes.schedule.steps import Schedule
+from graphc.records import dataclass
 
 NOTHING, ZERO = Const(-math.inf, f32), Const(0, f32)
 

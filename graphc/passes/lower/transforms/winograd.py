@@ -15,13 +15,13 @@ and the columns of A', of a pair differ in signs alone, and share their sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import combinations
 
 from graphc.ir.dtypes import DType, f32, f64
 from graphc.ir.expr import Call, Const, Expr, Index, Ref, call, select, walk
+from graphc.records import dataclass
 
 TAPS = 3
 _LESS, _MORE = Fraction(3, 4), Fraction(3, 2)
