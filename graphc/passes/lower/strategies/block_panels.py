@@ -14,20 +14,23 @@ from typing import Any
 
 from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in
 from graphc.ir.expr import Expr, Index, Load, loads, minimum
-from graphc.ir.extents import divided, points
+from graphc.ir.extents import divided, most, points
 from graphc.ir.instructions import transpose
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.lower.strategies.depth_blocks import STEPS
 from graphc.passes.lower.strategies.row_operand import separable
-from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan
+from graphc.passes.lower.strategies.tile_plan import Blocks, RegisterTileOptions, TilePlan
 from graphc.passes.lower.strategies.tile_transpose import LARGEST_SIDE, SMALLEST_SIDE
 
 Emitter = Any  # TileEmitter of tile_emitter.py, which imports this module
 Block = Any  # of cache_blocks.py, which does too
-SUMS = 1 << 18  # bytes of a block on the stack
-PANELS = 4  # of a block, at most
+ON_STACK = 1 << 18  # bytes of the sums of a block, and of its panels, at most
+PART_OF_BLOCK = 2  # of the second level of cache: what sums and panels of a block take
+PART_OF_ROWS = (3, 4)  # of it: what they take with rows that stay there from block to block
+COPIED = 2  # times that columns count, which are packed again for each block of rows
+NEAR = 4  # times as fast as from beyond are rows read that stay in the second level of cache
 PART_FOR_COLUMNS = 2  # of the second level of cache: columns that are not packed in blocks
 
 
@@ -37,9 +40,6 @@ def packs_in_blocks(match: Match, plan: TilePlan, options: RegisterTileOptions) 
         return False
     size = match.hole.dtype.size
     if points(match.depth) <= 2 * STEPS:
-        return False
-    rows = points(match.rows) + points(match.rows[:-1]) * plan.row_tile
-    if not panels_of_block(plan, rows, size):
         return False
     columns = points(match.cols) * points(match.depth) * size
     return columns > options.l2_bytes // PART_FOR_COLUMNS
@@ -67,9 +67,38 @@ def can_pack_in_blocks(match: Match, plan: TilePlan) -> bool:
     return turned or is_affine_in(flat.index[0], match.cols[0]) == 1
 
 
-def panels_of_block(plan: TilePlan, rows: int, size: int) -> int:
-    """How many panels a block of all rows has; 0 if their sums are more than the stack takes."""
-    return min(PANELS, SUMS // (rows * plan.panel * size))
+def packing_blocks(
+    plan: TilePlan, tiles: int, panels: int, size: int, l2_bytes: int, copied: bool = False
+) -> Blocks:
+    """The blocks of so many tiles of rows and panels, with numbers of `size` bytes, that wait least
+    for what comes from beyond the first level of cache: rows again for each block of columns, from
+    the second level if they stay there, and columns for each of rows. Rows may be `copied` to the
+    stack too."""
+    depth = most(plan.depth) * size
+    best, least = Blocks(1, 1), tiles * panels * plan.panel * depth * COPIED
+    for down in _counts(tiles):
+        for right in _counts(panels):
+            own = Blocks(-(-tiles // down), -(-panels // right))
+            rows, columns = own.tiles * plan.row_tile, own.panels * plan.panel * size
+            taken = (rows + STEPS) * columns
+            copy = rows * STEPS * size if copied else 0
+            if max(rows * columns, STEPS * columns, copy) > ON_STACK:
+                continue
+            if taken > l2_bytes // PART_OF_BLOCK:
+                continue
+            part, whole = PART_OF_ROWS
+            stay = rows * depth + taken <= l2_bytes * part // whole
+            passes = 1 + (right - 1) // NEAR if stay else right
+            again = panels * plan.panel * down * COPIED
+            beyond = (tiles * plan.row_tile * passes + again) * depth
+            if beyond < least:
+                best, least = own, beyond
+    return best
+
+
+def _counts(items: int) -> list[int]:
+    """How many groups of equal size so many items can be in, but for the last group."""
+    return sorted({-(-items // size) for size in range(1, items + 1)})
 
 
 @contextmanager

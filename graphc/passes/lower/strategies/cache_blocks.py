@@ -6,7 +6,8 @@ that the caches hold. A tile of rows that runs along memory is copied once for a
 block, so that it lies together. The loop over panels is inside, so that outputs, and what the
 epilogue reads, are met along memory. What is summed in several steps is added up on the stack.
 Columns that are large, such as weights that are trained, are packed there too, a step at a time
-(block_panels.py); then a block has all rows.
+(block_panels.py); then all tiles of a block are copied together, and blocks of the same rows follow
+one another, so that the second level of cache keeps these.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, Load, as_expr, select
-from graphc.ir.extents import part_from, points
+from graphc.ir.expr import Const, Expr, Index, Load, as_expr, maximum, minimum, select
+from graphc.ir.extents import as_dim, part_from, points
 from graphc.ir.instructions import LINE, prefetch
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
-from graphc.passes.lower.strategies.block_panels import packed_on_stack
+from graphc.passes.lower.strategies.block_panels import ON_STACK, packed_on_stack
 from graphc.passes.lower.strategies.depth_blocks import cut
 from graphc.passes.lower.strategies.tile_plan import COLUMNS_OUTSIDE, Blocks, LoopPlan
 from graphc.records import dataclass
@@ -39,38 +40,45 @@ def emit_blocks(
     """Emits all tiles, parallel over outer indices and blocks. Tiles run along the last index of
     the rows; those at other places of the rows count as further ones."""
     assert loops.blocks is not None
-    together = [[rows] for rows in segments] if loops.blocks.tiles else [segments]
+    is_apart = loops.blocks.tiles > 0 and not e.plan.in_blocks
+    together = [[rows] for rows in segments] if is_apart else [segments]
     for columns in panels:
         for bands in together:
             blocks = fitted_blocks(e, loops, points(outer), points(rows[:-1]), bands, columns)
-            down = -(-bands[0].count * points(rows[:-1]) // blocks.tiles)
-            counts = -(-columns.count // blocks.panels), down
-            extents = (*(x.extent for x in outer), *(counts if len(bands) == 1 else counts[:1]))
+            groups = -(-_tiles_of(bands, points(rows[:-1])) // blocks.tiles)
+            counts = [-(-columns.count // blocks.panels), groups]
+            if e.plan.in_blocks:  # so that rows stay in the cache for the next columns
+                counts.reverse()
+            extents = (*(x.extent for x in outer), *counts)
             with e.k.loop(elements_of(extents), "parallel", name="p") as p:
-                place = unflatten_index(p, extents)
-                right, down = place[len(outer) :] if len(bands) == 1 else (place[-1], Const(0, i64))
-                block = _Block(e, loops, dict(zip(outer, place)), rows, bands, columns, blocks)
-                block.emit(right, down)
+                *front, right, down = unflatten_index(p, extents)
+                if e.plan.in_blocks:
+                    right, down = down, right
+                block = _Block(e, loops, dict(zip(outer, front)), rows, bands, columns, blocks)
+                block.emit(right, down, groups)
 
 
 def fitted_blocks(
     e: Emitter, loops: LoopPlan, outer: int, places: int, bands: list[Segment], columns: Segment
 ) -> Blocks:
-    """The blocks of these tiles and panels: none larger than planned, smaller where threads would
-    have too little to share, of nearly equal size."""
+    """The blocks of these tiles, at so many places, and panels: none larger than planned, smaller
+    where threads would have too little to share, of nearly equal size."""
     assert loops.blocks is not None
-    right = min(loops.blocks.panels, columns.count)
-    if not loops.blocks.tiles:
-        while right > 1 and outer * -(-columns.count // right) < loops.pieces:
-            right = -(-right // 2)
-        return Blocks(max(x.count for x in bands) * places, _even(columns.count, right))
-    count = bands[0].count * places
-    down = min(loops.blocks.tiles, count)
+    count = _tiles_of(bands, places)
+    down, right = min(loops.blocks.tiles, count) or count, min(loops.blocks.panels, columns.count)
     while outer * -(-columns.count // right) * -(-count // down) < loops.pieces:
-        if right == down == 1:
+        if right == 1 and (down == 1 or not loops.blocks.tiles):
             break
-        down, right = (down, -(-right // 2)) if right >= down else (-(-down // 2), right)
+        if right >= down or not loops.blocks.tiles:
+            right = -(-right // 2)
+        else:
+            down = -(-down // 2)
     return Blocks(_even(count, down), _even(columns.count, right))
+
+
+def _tiles_of(bands: list[Segment], places: int) -> int:
+    """How many tiles bands have, at so many places."""
+    return sum(x.count for x in bands) * places
 
 
 def _even(count: int, most: int) -> int:
@@ -81,11 +89,12 @@ def _even(count: int, most: int) -> int:
 
 @dataclass
 class _Band:
-    """Tiles of one size of a block: their rows, the number of the first, how many there are, and
-    where their sums start."""
+    """Tiles of one size of a block: their rows, the number of the first, how many there are, at
+    most and in this block, and where their sums start."""
 
     rows: Segment
     top: Expr
+    size: int
     tiles: Dim
     start: int = 0
 
@@ -112,17 +121,20 @@ class _Block:
         self.are_again = loops.blocks is not None and loops.blocks.tiles > 0
         self.pieces = e.pieces(columns.size)
 
-    def emit(self, right: Expr, down: Expr) -> None:
-        """The block that is so many to the right, and so many down."""
+    def emit(self, right: Expr, down: Expr, groups: int) -> None:
+        """The block that is so many to the right, and so many of `groups` down."""
         k, blocks = self.e.k, self.blocks
         self.first = k.let(simplify(right * blocks.panels + self.columns.first))
         self.panels = part_from(self.columns.count, right * blocks.panels, blocks.panels)
         self.bands: list[_Band] = []
         for rows in self.segments:
-            top = k.let(simplify(down * blocks.tiles))
             count = rows.count * points(self.places)
-            size = min(blocks.tiles, count)
-            band = _Band(rows, top, part_from(count, down * size, size))
+            size = -(-count // groups)
+            first = down * size
+            tiles = part_from(count, first, size)
+            if -(-count // size) < groups:  # so that the last ones have none
+                tiles = as_dim(maximum(minimum(count - first, size), 0))
+            band = _Band(rows, k.let(simplify(first)), size, tiles)
             band.start = sum(map(self.cells, self.bands))
             self.bands.append(band)
         whole = self.steps if self.panels_outside else 2 * self.steps  # depths that are not split
@@ -135,11 +147,7 @@ class _Block:
 
     def cells(self, band: _Band) -> int:
         """The sums of all tiles of a band."""
-        return self.tiles(band) * self.blocks.panels * self.of_tile(band)
-
-    def tiles(self, band: _Band) -> int:
-        """The tiles of a band, at most."""
-        return min(self.blocks.tiles, band.rows.count * points(self.places))
+        return band.size * self.blocks.panels * self.of_tile(band)
 
     def of_tile(self, band: _Band) -> int:
         return band.rows.size * self.e.plan.panel
@@ -200,10 +208,18 @@ class _Block:
         """Adds to all tiles what a part of the depth gives: the panels pass over a tile of rows."""
         k = self.e.k
         for band in self.bands:
+            size = band.rows.size
+            room = band.size * most * size * self.e.match.a.dtype.size
+            at_once = self.e.plan.in_blocks and self.copies(size) and room <= ON_STACK
+            copy = self.copied(band, own, most, at) if at_once else None
             with k.loop(band.tiles) as t:
-                (fixed, row), size = self.row(band, t), band.rows.size
+                fixed, row = self.row(band, t)
                 here = {**fixed, **at}
-                with self.together(size, row, own, most, here), k.loop(self.panels) as n:
+                if copy is not None:
+                    rows = self.reading(copy, size, row, own, t * (most * size))
+                else:
+                    rows = self.together(size, row, own, most, here)
+                with rows, k.loop(self.panels) as n:
                     self.add(total, self.start(band, t, n), size, row, n, own, here)
 
     def add_panels(
@@ -221,7 +237,7 @@ class _Block:
                         self.fetch(after, most, tiles + t)
                     start = self.start(band, t, n)
                     self.add(total, start, band.rows.size, row, n, own, {**fixed, **at})
-                tiles += self.tiles(band)
+                tiles += band.size
 
     def next_part(self, n: Expr, own: list[Index], at: dict, is_last: Expr) -> Load | None:
         """Where the part of a panel begins that is multiplied after that of panel `n`: the same of
@@ -245,7 +261,7 @@ class _Block:
     def fetch(self, after: Load, steps: int, tile: Expr) -> None:
         """Asks for the lines of a part of so many steps that fall to a tile."""
         lines = -(-steps * self.e.row_of_panel * after.dtype.size // LINE)
-        share = -(-lines // sum(map(self.tiles, self.bands)))
+        share = -(-lines // sum(band.size for band in self.bands))
         at = after.index[0] + tile * (share * LINE // after.dtype.size)
         self.e.k.emit(prefetch(Load(after.source, (simplify(at),), after.dtype), share))
 
@@ -268,20 +284,48 @@ class _Block:
     ) -> Iterator[None]:
         """Copies the rows of a tile, over some indices of the depth, of at most so many points, to
         the stack, if they run along memory and are staged; the emitter reads them there."""
-        e = self.e
-        along = is_affine_in(e.a.index[0], self.tiled) == 1
-        if not along or size == 1 or not self.is_staged:
+        if not self.copies(size):
             yield
             return
+        copy = self.e.k.alloc(self.e.a.dtype, (most * size,), "stack")
         extents = tuple(x.extent for x in depth)
-        copy = e.k.alloc(e.a.dtype, (most * size,), "stack")
-        with e.k.loops(*extents) as steps:
+        with self.e.k.loops(*extents) as steps:
             place = flatten_index(tuple(steps), extents) * size
-            known = dict(zip(depth, steps))
-            known = {**{i: simplify(v, known) for i, v in at.items()}, **known}
-            with e.lanes(size) as v:
-                value = simplify(e.a, {**known, self.tiled: row + v})
-                e.k.store(copy, simplify(place + v), value)
-        whole, e.a = e.a, copy[flatten_index(tuple(depth), extents) * size + (self.tiled - row)]
+            self.copy_step(copy, place, size, row, dict(zip(depth, steps)), at)
+        with self.reading(copy, size, row, depth):
+            yield
+
+    def copies(self, size: int) -> bool:
+        """Whether rows of a tile of so many are copied to the stack."""
+        return self.is_staged and size > 1 and is_affine_in(self.e.a.index[0], self.tiled) == 1
+
+    def copied(self, band: _Band, depth: list[Index], most: int, at: dict) -> Buffer:
+        """A copy of the rows of all tiles of a band, over indices of the depth, of at most so many
+        points: tiles pass over a step, so that rows are read as they lie."""
+        k, size, extents = self.e.k, band.rows.size, tuple(x.extent for x in depth)
+        copy = k.alloc(self.e.a.dtype, (band.size * most * size,), "stack")
+        with k.loops(*extents) as steps, k.loop(band.tiles) as t:
+            fixed, row = self.row(band, t)
+            place = (t * most + flatten_index(tuple(steps), extents)) * size
+            self.copy_step(copy, place, size, row, dict(zip(depth, steps)), {**fixed, **at})
+        return copy
+
+    def copy_step(
+        self, copy: Buffer, place: Expr, size: int, row: Expr, steps: dict, at: dict
+    ) -> None:
+        """Copies the rows of a tile at one step of the depth."""
+        known = {**{i: simplify(v, steps) for i, v in at.items()}, **steps}
+        with self.e.lanes(size) as v:
+            value = simplify(self.e.a, {**known, self.tiled: row + v})
+            self.e.k.store(copy, simplify(place + v), value)
+
+    @contextmanager
+    def reading(
+        self, copy: Buffer, size: int, row: Expr, depth: list[Index], start: Expr | int = 0
+    ) -> Iterator[None]:
+        """Has the emitter read the rows of a tile where they were copied to, from the start on."""
+        e, extents = self.e, tuple(x.extent for x in depth)
+        place = flatten_index(tuple(depth), extents) * size + (self.tiled - row)
+        whole, e.a = e.a, copy[place + start]
         yield
         e.a = whole

@@ -13,7 +13,7 @@ from graphc.ir.expr import Expr, Load, loads
 from graphc.ir.extents import most, points
 from graphc.ir.instructions import PAIR
 from graphc.passes.analysis.contraction import Match
-from graphc.passes.lower.strategies.block_panels import panels_of_block
+from graphc.passes.lower.strategies.block_panels import packing_blocks
 from graphc.passes.lower.strategies.cache_blocks import fitted_blocks
 from graphc.passes.lower.strategies.depth_blocks import STEPS, depth_blocks
 from graphc.passes.lower.strategies.tile_emitter import TileEmitter, row_tiles
@@ -153,14 +153,17 @@ def _rows_in_cache(e: TileEmitter) -> int:
 
 
 def _in_blocks(e: TileEmitter) -> LoopPlan:
-    """Loops over blocks: as many panels as half of the second cache holds, for one tile of rows
-    after another; or, where these are few, several tiles by several panels."""
+    """Loops over blocks: those that pack the columns, or as many panels as half of the second cache
+    holds, for one tile of rows after another; where these are few, several tiles by several."""
     size, columns = e.match.hole.dtype.size, e.panels()[0]
     rows = row_tiles(e.tiled.extent, e.plan.row_tile)
     assert isinstance(columns.count, int) and all(isinstance(x.count, int) for x in rows)
+    assert isinstance(e.a, Load)
+    along = is_affine_in(e.a.index[0], e.tiled) == 1
     if e.plan.in_blocks:
-        panels = panels_of_block(e.plan, most(e.tiled.extent) * points(e.places), size)
-        loops = LoopPlan(pieces=PIECES, blocks=Blocks(0, min(panels, columns.count)))
+        tiles = sum(most(x.count) for x in rows) * points(e.places)
+        blocks = packing_blocks(e.plan, tiles, columns.count, size, e.options.l2_bytes, along)
+        loops = LoopPlan(pieces=PIECES, blocks=blocks)
     else:
         fitting = e.options.l2_bytes // PART_FOR_BLOCK // (most(e.plan.depth) * e.plan.panel * size)
         room = STACK // (rows[0].size * e.plan.panel * size)
@@ -173,8 +176,6 @@ def _in_blocks(e: TileEmitter) -> LoopPlan:
             tiles = min(TOGETHER * TILES_FOR_PANEL, count)
             blocks = Blocks(tiles, min(TOGETHER, columns.count))
             loops = LoopPlan(pieces=DEEP_PIECES, blocks=blocks)
-    assert isinstance(e.a, Load)
-    along = is_affine_in(e.a.index[0], e.tiled) == 1
     bands = rows if e.plan.in_blocks else rows[:1]
     fitted = fitted_blocks(e, loops, points(e.match.outer), points(e.places), bands, columns)
     return replace(loops, staged=along and fitted.panels >= FEW_PANELS)

@@ -57,17 +57,30 @@ def test_products_of_doubles():
     assert kernels(graph) == 1
 
 
+def gradient(b, x, w):
+    *front, last, deep = range(x.type.rank)
+    return b.Relu(b.MatMul(b.Transpose(x, perm=[*front, deep, last]), w))
+
+
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
-@pytest.mark.parametrize("rows, depth, columns", [(5, 41, 19), (31, 50, 70), (8, 24, 33)])
-@pytest.mark.parametrize("function", [product, turned])
-def test_each_block_packs_what_it_reads(monkeypatch, function, rows, depth, columns, batch):
-    """As if caches held next to nothing, and steps were short."""
+@pytest.mark.parametrize(
+    "rows, depth, columns, on_stack",
+    [(5, 41, 19, 1 << 18), (31, 24, 40, 1 << 12), (8, 24, 33, 1 << 18)],
+)
+@pytest.mark.parametrize("function", [product, turned, gradient])
+def test_each_block_packs_what_it_reads(
+    monkeypatch, function, rows, depth, columns, batch, on_stack
+):
+    """As if caches held next to nothing, and steps were short; blocks of all rows, and of few."""
     monkeypatch.setattr(block_panels, "PART_FOR_COLUMNS", 1 << 40)
     monkeypatch.setattr(tile_plan, "MANY_ROWS", 1)
     monkeypatch.setattr(tile_plan, "PAGES", 1)
     monkeypatch.setattr(tile_rules, "PIECES", 1)
+    monkeypatch.setattr(tile_rules, "FEW_PANELS", 1)
+    monkeypatch.setattr(block_panels, "ON_STACK", on_stack)
     for module in (block_panels, tile_rules):
         monkeypatch.setattr(module, "STEPS", 11)
-    shape = (depth, columns) if function is product else (columns, depth)
-    graph, inputs = build(function, x=floats(rng(), *batch, rows, depth), w=floats(rng(), *shape))
+    shape = (columns, depth) if function is turned else (depth, columns)
+    own = (depth, rows) if function is gradient else (rows, depth)
+    graph, inputs = build(function, x=floats(rng(), *batch, *own), w=floats(rng(), *shape))
     check(graph, inputs, (64, 32, 16), interpreted=(64, 32, 16))
