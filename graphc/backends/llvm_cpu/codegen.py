@@ -11,11 +11,11 @@ from graphc.backends.llvm_cpu.emit_timed import TimedSteps, counter_of
 from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.memory import aligned
 from graphc.backends.llvm_cpu.objects import cached_object
-from graphc.backends.llvm_cpu.processors.table import HALVES
+from graphc.backends.llvm_cpu.processors.table import HALVES, SCALES
 from graphc.backends.llvm_cpu.target import CpuTarget, host_target
 from graphc.ir.dtypes import DType, bf16, f16
 from graphc.ir.program import Program, shared_places
-from graphc.ir.scalar.functions import IN_ORDER
+from graphc.ir.scalar.functions import IN_ORDER, SCALED
 from graphc.ir.scalar.narrow import BELOW_BYTES
 from graphc.passes.kernel.fixed_offsets import name_fixed_offsets
 from graphc.passes.kernel.prepare import prepare_kernel
@@ -39,8 +39,9 @@ def llvm_text(program: Program, target: CpuTarget | None = None, timed: bool = F
     kernels = counted("preparing kernels", program.kernels.items())
     target = target or host_target()
     lacks = lacked_by(target)
+    functions = SCALED if SCALES in target.instructions else IN_ORDER
     prepared = {
-        name: name_fixed_offsets(prepare_kernel(kernel, lacks, IN_ORDER))
+        name: name_fixed_offsets(prepare_kernel(kernel, lacks, functions))
         for name, kernel in kernels
     }
     more = [partial(TimedSteps, counter=counter_of(target))] if timed else []

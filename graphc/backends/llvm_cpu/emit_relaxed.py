@@ -32,14 +32,5 @@ def chosen(e: ScalarEmitter, condition: Typed, then: Typed, other: Typed) -> Typ
     for start in range(0, lanes, width):
         values = ", ".join(f"{kind} {e.part(v, start, width).text}" for v in (a, b, mask))
         parts.append(e.op(f"call {kind} @{name}({values})", word, width))
-    while len(parts) > 1:
-        parts = [_pair(e, *parts[n : n + 2]) for n in range(0, len(parts), 2)]
-    bits = e.part(parts[0], 0, lanes)
+    bits = e.joined(parts, lanes)
     return e.op(f"bitcast {bits.type} {bits.text} to {then.type}", dtype, lanes)
-
-
-def _pair(e: ScalarEmitter, a: Typed, b: Typed) -> Typed:
-    """Two vectors as one."""
-    picks = ", ".join(f"i32 {n}" for n in range(2 * a.lanes))
-    text = f"shufflevector {a.type} {a.text}, {b.type} {b.text}, <{2 * a.lanes} x i32> <{picks}>"
-    return e.op(text, a.dtype, 2 * a.lanes)

@@ -94,10 +94,33 @@ class ScalarEmitter:
         """Lanes of x from one on; what it has not is undefined."""
         if start == 0 and lanes == x.lanes:
             return x
+        if x.lanes == 1:
+            kind = spell.vector_of(x.element, lanes)
+            text = f"insertelement {kind} poison, {x.type} {x.text}, i32 0"
+            return self.op(text, x.dtype, lanes)
         places = [str(n) if n < x.lanes else "poison" for n in range(start, start + lanes)]
         picks = ", ".join(f"i32 {place}" for place in places)
         text = f"shufflevector {x.type} {x.text}, {x.type} poison, <{lanes} x i32> <{picks}>"
         return self.op(text, x.dtype, lanes)
+
+    def joined(self, parts: list[Typed], lanes: int) -> Typed:
+        """The first lanes of vectors of one size, one behind another."""
+        while len(parts) > 1:
+            if len(parts) % 2:
+                parts = [*parts, Typed("poison", parts[0].dtype, parts[0].lanes)]
+            parts = [self._pair(*parts[n : n + 2]) for n in range(0, len(parts), 2)]
+        if lanes == 1 < parts[0].lanes:
+            whole = parts[0]
+            text = f"extractelement {whole.type} {whole.text}, i32 0"
+            return self.op(text, whole.dtype, 1)
+        return self.part(parts[0], 0, lanes)
+
+    def _pair(self, a: Typed, b: Typed) -> Typed:
+        """Two vectors as one."""
+        lanes = 2 * a.lanes
+        picks = ", ".join(f"i32 {n}" for n in range(lanes))
+        text = f"shufflevector {a.type} {a.text}, {b.type} {b.text}, <{lanes} x i32> <{picks}>"
+        return self.op(text, a.dtype, lanes)
 
     def align(self, values: list[Typed]) -> tuple[list[Typed], int]:
         lanes = max(v.lanes for v in values)
@@ -164,6 +187,8 @@ class ScalarEmitter:
             size = self.intrinsic("llvm.fabs", [a], dtype, lanes)
             infinity = self.splat(Typed(spell.literal(float("inf"), dtype), dtype), lanes)
             return self.op(f"fcmp oeq {a.type} {size.text}, {infinity.text}", boolean, lanes)
+        if name == "scale":
+            return self._scaled(args, lanes)
         if name in spell.LIBM or name == "rem":
             return self._per_lane(name, args, dtype, lanes)
         raise InternalError(f"{name} of {dtype} has no LLVM spelling; it must be decomposed first")
@@ -176,6 +201,22 @@ class ScalarEmitter:
             return self.intrinsic("llvm.wasm.relaxed.madd", args, dtype, lanes)
         product = self.op(f"fmul {a.type} {a.text}, {b.text}", dtype, lanes)
         return self.op(f"fadd {a.type} {product.text}, {c.text}", dtype, lanes)
+
+    def _scaled(self, args: list[Typed], lanes: int) -> Typed:
+        """x * 2**n of float32 by the instruction of AVX-512: of whole registers, or of one whose
+        upper lanes nobody reads."""
+        width = next((n for n in (4, 8) if lanes <= n), 16)
+        kind, bits = f"<{width} x float>", f"i{max(8, width)}"
+        name = f"llvm.x86.avx512.mask.scalef.ps.{32 * width}"
+        rounding = ", i32" if width == 16 else ""
+        self.declare(f"declare {kind} @{name}({kind}, {kind}, {kind}, {bits}{rounding})")
+        usual = f"{rounding} 4" if rounding else ""  # as the control register says
+        parts = []
+        for start in range(0, lanes, width):
+            x, n = (self.part(a, start, width) for a in args)
+            text = f"call {kind} @{name}({kind} {x.text}, {kind} {n.text}, "
+            parts.append(self.op(f"{text}{kind} zeroinitializer, {bits} -1{usual})", f32, width))
+        return self.joined(parts, lanes)
 
     def _per_lane(self, name: str, args: list[Typed], dtype: DType, lanes: int) -> Typed:
         """A C library function, called once per lane."""

@@ -7,15 +7,17 @@
     mul_high, mul_high_rounded      of i32: the product in 64 bits, shifted
     clamp           a minimum of a maximum
     shr_rounded, shr_to_even, shr_to_odd, round_tf32, add_half_tf32, cut_tf32: sums, masks of bits
+    scale           a product in float64 with a power of two, which is made of its bits
 
 They give what numpy gives (npy_divmod), bit for bit.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 
-from graphc.ir.dtypes import boolean, f32, i8, i32, i64, u8, u32
+from graphc.ir.dtypes import boolean, f32, f64, i8, i32, i64, u8, u32
 from graphc.ir.expr import (
     Call,
     Const,
@@ -91,11 +93,22 @@ def _is_multiple(value: Expr, distance: Expr) -> Expr:
     return (value & ((Const(1, i64) << distance) - 1)).eq(0)
 
 
+def scale(value: Expr, n: Expr) -> Expr:
+    """value * 2**floor(n) of float32; what is beyond the exponents of float64 is also beyond those
+    of float32."""
+    most = Const(400.0, f32)
+    whole = cast(clamp(call("floor", select(call("isnan", n), 0.0, n)), -most, most), i64)
+    power = bitcast((whole + 1023) << Const(52, i64), f64)
+    ends = select(n > 0.0, Const(math.inf, f64), Const(0.0, f64))
+    power = select(call("isinf", n), ends, power)
+    return select(call("isnan", n), n, cast(cast(value, f64) * power, f32))
+
+
 OF_TF32 = {"round_tf32": rounded_to_tf32, "add_half_tf32": half_added, "cut_tf32": cut_to_tf32}
 LACKED_BY_C: dict[str, Callable[..., Expr]] = {
     **OF_TF32, "clamp": clamp, "mul_high": mul_high,
     "mul_high_rounded": mul_high_rounded, "shr_rounded": shr_rounded,
-    "shr_to_even": shr_to_even, "shr_to_odd": shr_to_odd,
+    "shr_to_even": shr_to_even, "shr_to_odd": shr_to_odd, "scale": scale,
 }  # fmt: skip
 EXPANDED = ("mod", "floordiv", "pow", "bitcast", *LACKED_BY_C)
 

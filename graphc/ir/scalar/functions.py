@@ -7,7 +7,8 @@ absolute). NaN goes through; overflow gives inf, underflow 0.
 
 Rounding to an integer adds a large number, which leaves that integer in the low bits. Whoever takes
 sums in the order in which they are written, in float32, gets it as a float by subtracting the
-number again (IN_ORDER). Compilers that may reorder sums leave out both, and where sums are wider
+number again (IN_ORDER); if it also has an instruction for products with powers of two, no bits are
+taken (SCALED). Compilers that may reorder sums leave out both, and where sums are wider
 than float32, adding rounds nothing; so POLYNOMIALS take it off the bits.
 """
 
@@ -60,28 +61,30 @@ _EXP = [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
         5.0000001201e-1]  # fmt: skip
 
 
-def exp_f32(x: Expr, in_order: bool = False) -> Expr:
+def exp_f32(x: Expr, in_order: bool = False, scaled: bool = False) -> Expr:
     """2**n * e**r with n = round(x / ln 2), |r| <= ln 2 / 2."""
-    x = select(x > 89.0, 89.0, select(x < -104.0, -104.0, x))
-    y, whole = _reduced_exp(x, in_order)
+    above = select(x < -104.0, -104.0, x)
+    y, n, whole = _reduced_exp(select(above > 89.0, 89.0, above), in_order)
+    if scaled:
+        return call("scale", y, n)
     half = whole >> Const(1, i32)  # in two steps, so that subnormal results are reached
     return y * _power_of_two(half) * _power_of_two(whole - half)
 
 
-def _exp_in_range(x: Expr, in_order: bool = False) -> Expr:
+def _exp_in_range(x: Expr, scaled: bool = False) -> Expr:
     """`exp_f32` for -87 <= x <= 88, where 2**n is a normal number, or NaN."""
-    y, whole = _reduced_exp(x, in_order)
-    return y * _power_of_two(whole)
+    y, n, whole = _reduced_exp(x, in_order=scaled)
+    return call("scale", y, n) if scaled else y * _power_of_two(whole)
 
 
-def _reduced_exp(x: Expr, in_order: bool) -> tuple[Expr, Expr]:
-    """e**r and n."""
+def _reduced_exp(x: Expr, in_order: bool) -> tuple[Expr, Expr, Expr]:
+    """e**r, and n as a float and as an integer."""
     shifted = fma(x, _f(1.44269504088896341), _f(MAGIC))
     whole = bitcast(shifted, i32) - bitcast(_f(MAGIC), i32)
     n = shifted - MAGIC if in_order else cast(whole, f32)
     r = fma(n, _f(-0.693359375), x)
     r = fma(n, _f(2.12194440e-4), r)
-    return fma(polynomial(r, _EXP), r * r, r) + 1.0, whole
+    return fma(polynomial(r, _EXP), r * r, r) + 1.0, n, whole
 
 
 _LOG = [7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
@@ -139,12 +142,12 @@ _ERFC = [-1.577663510943239e-06, 4.489322964218445e-05, -0.0005870881723240018,
          1.1300996541976929, -0.00028745856252498925]  # fmt: skip
 
 
-def erf_f32(x: Expr) -> Expr:
+def erf_f32(x: Expr, scaled: bool = False) -> Expr:
     """x p(x**2) for |x| < 0.96, else 1 - exp(-q(|x|)) with the sign of x."""
     size = absolute(x)
     small = x * polynomial(x * x, _ERF_SMALL)
     clipped = select(size > 4.1, 4.1, size)
-    large = 1.0 - _exp_in_range(-polynomial(clipped, _ERFC))
+    large = 1.0 - _exp_in_range(-polynomial(clipped, _ERFC), scaled)
     return select(size < 0.96, small, select(x < 0.0, -large, large))
 
 
@@ -160,6 +163,10 @@ Functions = dict[str, Callable[[Expr], Expr]]
 POLYNOMIALS: Functions = {"exp": exp_f32, "log": log_f32, "tanh": tanh_f32, "erf": erf_f32}
 IN_ORDER: Functions = {  # erf is the faster with an exponential whose integer is taken off the bits
     **POLYNOMIALS, "exp": partial(exp_f32, in_order=True), "tanh": partial(tanh_f32, in_order=True),
+}  # fmt: skip
+SCALED: Functions = {
+    **IN_ORDER, "exp": partial(exp_f32, in_order=True, scaled=True),
+    "erf": partial(erf_f32, scaled=True),
 }  # fmt: skip
 
 

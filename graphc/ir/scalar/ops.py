@@ -17,6 +17,7 @@ Semantics are fixed here once, to what ONNX says, for every backend:
   `shr_rounded(x, n)` is x >> n and the last bit that was shifted out, which is x / 2**n with halves
   rounded up; `mul_high` gives the upper 32 bits of a product of two i32, `mul_high_rounded` those
   after 2**31 has been added;
+* `scale(x, n)` is x * 2**floor(n) of float32, rounded once, also to a subnormal number;
 * `select` evaluates only the branch it takes: loads in the other one may be out of bounds.
 A narrow float (see dtypes.DType.compute) is widened to float32, operated on, and rounded back.
 """
@@ -151,6 +152,12 @@ def _power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(negative, inverse, positive).astype(a.dtype)
 
 
+def _scaled(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    power = np.floor(np.asarray(b, np.float64))  # beyond 400, float32 has infinities and zeros
+    power = np.where(np.isinf(power), power, np.clip(power, -400, 400))
+    return np.asarray(a * np.exp2(power), np.float32)
+
+
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -226,6 +233,7 @@ _row("mul_high_rounded", 2, "int32", lambda a, b: a.astype(np.int64) * b + (1 <<
      commutative=True, cost=2)  # fmt: skip
 _row("shr_to_even", 2, "int64", _shift_halves(odd=0), cost=5)
 _row("shr_to_odd", 2, "int64", _shift_halves(odd=1), cost=6)
+_row("scale", 2, "float32", _scaled, cost=2)
 _row("eq", 2, "compare", np.equal, "==", commutative=True)
 _row("ne", 2, "compare", np.not_equal, "!=", commutative=True)
 _row("lt", 2, "compare", np.less, "<")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from graphc.backends.llvm_cpu.codegen import compile_program, llvm_text
+from graphc.backends.llvm_cpu.jit import assembly
 from graphc.backends.llvm_cpu.runtime import NativeModel
+from graphc.backends.llvm_cpu.target import cross_target
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean, f32, f64, i32, i64
 from graphc.ir.expr import Const, Expr, Index, Load, call, cast, reduce, select, substitute
@@ -115,6 +119,20 @@ def test_float_operations(dtype, lanes):
             array.astype(np.float64), wanted.astype(np.float64), rtol=rtol,
             atol=rtol and 1e-6, err_msg=name,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("lanes, registers", [
+    (1, "x"), (3, "x"), (8, "y"), (16, "z"), (20, "zz"), (24, "zz"),
+])  # fmt: skip
+def test_powers_of_two_are_scaled_by_an_instruction(lanes, registers):
+    x = Load("x", (Index("i", COUNT),), f32)
+    kernel = elementwise([call("exp", x)], {"x": f32}, lanes)
+    target, older = (cross_target("x86_64-linux-gnu", f"x86-64-v{n}") for n in (4, 3))
+    code = assembly(llvm_text(program_of(kernel), target), target)
+    found = re.findall(r"vscalef[ps]s\s.*%([xyz])mm", code)
+    assert "".join(found).startswith(registers)
+    assert "vpslld" not in code and not re.search("call.*exp", code)
+    assert "scalef" not in llvm_text(program_of(kernel), older)
 
 
 @pytest.mark.parametrize("lanes", list(LANES))

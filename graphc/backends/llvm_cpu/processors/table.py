@@ -18,6 +18,7 @@ HALVES = "converts_halves"  # vectors of f16 become float32 in an instruction or
 SIGNED_DOTS = "signed_dot_products"  # dot4 of signed bytes is the cheapest
 PAIRS = "pair_products"  # two products of int16 are one instruction: dot2_wide
 BYTE_DOTS = "byte_dot_products"  # dot4 is one instruction, for some types of bytes
+SCALES = "scales_by_powers"  # x * 2**n of a vector of float32 is one instruction
 ALWAYS = ""  # in place of a feature: what every processor of an architecture has
 
 

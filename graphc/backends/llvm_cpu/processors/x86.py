@@ -5,6 +5,7 @@ from graphc.backends.llvm_cpu.processors.table import (
     FUSED,
     HALVES,
     PAIRS,
+    SCALES,
     Architecture,
     Level,
 )
@@ -57,6 +58,6 @@ X86 = Architecture(
     "x86-64-v3",
     {
         "fma": (FUSED,), "f16c": (HALVES,), "sse2": (PAIRS,), "avxvnni": (BYTE_DOTS,),
-        "avx512vnni": (BYTE_DOTS,),
+        "avx512vnni": (BYTE_DOTS,), "avx512vl": (SCALES,),
     },
 )  # fmt: skip

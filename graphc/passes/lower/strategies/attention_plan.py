@@ -31,9 +31,9 @@ from graphc.passes.lower.strategies.tile_transpose import LARGEST_SIDE, SMALLEST
 from graphc.passes.schedule.steps import Schedule, SplitReduce, Tile, Vector, misfit
 from graphc.records import dataclass
 
-PANELS = 1 << 16  # bytes of keys in panels, at most if there are several blocks of them
+ROOM = 1 << 16  # bytes that a second cache has at least for keys, and as many for sums
+OF_CACHE = 8  # such rooms in a larger one: for keys, values, sums, and what passes through it
 LARGER = 2  # times as many keys may be one block
-SUMS = 1 << 16  # bytes of the sums of a chunk of rows, if there are several blocks
 SMALL_BLOCK = 32  # keys of a block without vectors
 MOST_KEYS = 2 * STEPS  # of a block, over which sums are taken at once
 FEW_ROWS = 4  # that do not make up for a copy of keys
@@ -82,7 +82,8 @@ def attention_schedules(
     widest = max(across, wide)
     tile = max(1, min((options.registers - widest - 1) // widest, rows))
     panel = across * lanes
-    usual = max(panel, _block(keys, count(match.depth), panel, few, lanes > 1))
+    room = _room(options)
+    usual = max(panel, _block(keys, room // (f32.size * count(match.depth)), panel, few, lanes > 1))
     tiles = sum(most(s.count) for s in _segments(match, tile))
     share = max(FEWEST_TILES, -(-tiles * max(1, points(match.outer)) // PARALLEL_PIECES))
     own = (Vector("columns", lanes), Tile("columns", wide * lanes), Tile("depth", panel))
@@ -90,7 +91,7 @@ def attention_schedules(
     for block in (usual, max(panel, usual // 2 // panel * panel)):
         for chunk in (share, 2 * share, share // 2):
             if ceil_divided(match.key.extent, block) != 1:
-                chunk = min(chunk, SUMS // _bytes_of_sums(match, tile, wide * lanes))
+                chunk = min(chunk, room // _bytes_of_sums(match, tile, wide * lanes))
             chunk = max(1, min(chunk, tiles))
             rows_of_chunk = Tile("rows", tile), Tile("rows", tile * chunk)
             ways[Schedule(name, (*own, *rows_of_chunk, SplitReduce("depth", block)))] = None
@@ -122,10 +123,16 @@ def attention_plan(
     chunk = max(1, chunks[0].size // tile) if chunks else 1
     blocks, segments = ceil_divided(keys, block), _segments(match, tile)
     kept = chunk * _bytes_of_sums(match, tile, panels[0])
-    if blocks != 1 and chunk > 1 and kept > SUMS:
-        raise misfit(schedule, f"sums of at most {SUMS} bytes for a chunk", kept)
+    if blocks != 1 and chunk > 1 and kept > _room(options):
+        raise misfit(schedule, f"sums of at most {_room(options)} bytes for a chunk", kept)
     number = as_dim(sum((as_expr(s.count, i64) for s in segments), as_expr(0, i64)))
     return AttentionPlan(lanes, few, across, wide, tile, segments, number, chunk, block, blocks)
+
+
+def _room(options: RegisterTileOptions) -> int:
+    """Bytes of keys in panels, and of the sums of a chunk of rows, at most if there are several
+    blocks of keys."""
+    return max(ROOM, options.l2_bytes // OF_CACHE if options.vector_bytes else 0)
 
 
 def _bytes_of_sums(match: Attention, tile: int, panel: int) -> int:
@@ -146,9 +153,9 @@ def _are_few(match: Attention, lanes: int) -> bool:
     return _rows(match) <= FEW_ROWS and _are_read_along(match, lanes)
 
 
-def _block(keys: int, depth: int, panel: int, few: bool, vectors: bool) -> int:
-    """The keys of a block: whole panels."""
-    room = MOST_KEYS if few else PANELS // (f32.size * depth) if vectors else SMALL_BLOCK
+def _block(keys: int, held: int, panel: int, few: bool, vectors: bool) -> int:
+    """The keys of a block: whole panels, of as many as are `held` in the cache."""
+    room = MOST_KEYS if few else held if vectors else SMALL_BLOCK
     room = max(1, min(room, MOST_KEYS) // panel) * panel
     return -(-keys // panel) * panel if keys <= min(LARGER * room, MOST_KEYS) else room
 

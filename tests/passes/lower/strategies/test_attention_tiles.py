@@ -67,7 +67,6 @@ def kernels(program) -> list[str]:
 def blocks(request, monkeypatch):
     """As if few keys fitted into caches, too."""
     if request.param == "blocks":
-        monkeypatch.setattr(attention_plan, "PANELS", 1)
         monkeypatch.setattr(attention_plan, "SMALL_BLOCK", 8)
         monkeypatch.setattr(attention_plan, "MOST_KEYS", 16)
 
