@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from graphc.backends.llvm_cpu import emit_relaxed, spell
+from graphc.backends.llvm_cpu import emit_relaxed, emit_wide, spell
 from graphc.backends.llvm_cpu.emit_scalar import ScalarEmitter
 from graphc.backends.llvm_cpu.registers import Elements, Registers, StaysInMemory
 from graphc.backends.llvm_cpu.spell import Typed
@@ -158,7 +158,8 @@ class ExprEmitter(ScalarEmitter):
         return result
 
     def _pending(self, root: Expr) -> list[Expr]:
-        """The parts of an expression still to be computed, operands first; loads are one part."""
+        """The parts of an expression still to be computed, operands first; loads are one part,
+        and so is what takes even and odd lanes apart."""
         done, order = self.memo[0], []
         seen: set[Expr] = set()
         stack: list[Any] = [root]
@@ -168,7 +169,7 @@ class ExprEmitter(ScalarEmitter):
                 order.append(stack.pop())
             elif node not in seen and node not in done:
                 seen.add(node)
-                if isinstance(node, Call):
+                if isinstance(node, Call) and not emit_wide.is_by_even_and_odd(self, node):
                     stack += (node, None, *node.args[::-1])
                 else:
                     order.append(node)
@@ -492,6 +493,8 @@ class ExprEmitter(ScalarEmitter):
         name = node.op.name
         if name == "select":
             return self._select(node)
+        if emit_wide.is_by_even_and_odd(self, node):
+            return emit_wide.by_even_and_odd(self, node)
         args, lanes = self.align([self.value(a) for a in node.args])
         if node.op.rule == "cast":
             return self.convert(name, args[0], node.dtype, lanes)

@@ -135,6 +135,23 @@ def test_powers_of_two_are_scaled_by_an_instruction(lanes, registers):
     assert "scalef" not in llvm_text(program_of(kernel), older)
 
 
+@pytest.mark.parametrize("lanes", [1, 8, 16, 32])
+def test_wide_products_of_even_and_odd_lanes(lanes):
+    kinds = {"x": i32, "y": dtypes.u8, "z": dtypes.u32, "w": dtypes.i8}
+    index = Index("i", COUNT)
+    x, y, z, w = (cast(Load(name, (index,), dtype), i64) for name, dtype in kinds.items())
+    sums = [x * 1518500249 + (1 << 31) >> 32, (x * y - w) * 3 + cast(index, i64) >> 5, z * y + x]
+    sums += [x * (cast(Load("x", (Const(3, i64),), i32), i64) * 5) << 3 ^ y, (x * x + y) & (x >> 1)]
+    exprs = [cast(s, dtype) for s in sums for dtype in (i32, dtypes.u32, dtypes.i16, dtypes.u8)]
+    kernel = elementwise(exprs, kinds, lanes)
+    check(kernel, *(contents(dtype, n) for n, dtype in enumerate(kinds.values())))
+    if lanes == 16:
+        target = cross_target("x86_64-linux-gnu", "x86-64-v4")
+        text = llvm_text(program_of(elementwise(exprs[:1], kinds, lanes)), target)
+        assert "<8 x i64>" in text and "to <16 x i64>" not in text
+        assert "vpmuldq" in assembly(text, target)
+
+
 @pytest.mark.parametrize("lanes", list(LANES))
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_integer_operations(dtype, lanes):

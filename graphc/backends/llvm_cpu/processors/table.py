@@ -19,6 +19,7 @@ SIGNED_DOTS = "signed_dot_products"  # dot4 of signed bytes is the cheapest
 PAIRS = "pair_products"  # two products of int16 are one instruction: dot2_wide
 BYTE_DOTS = "byte_dot_products"  # dot4 is one instruction, for some types of bytes
 SCALES = "scales_by_powers"  # x * 2**n of a vector of float32 is one instruction
+EVEN_PRODUCTS = "even_products"  # products of every other lane of 32 bits, in 64, are one
 ALWAYS = ""  # in place of a feature: what every processor of an architecture has
 
 

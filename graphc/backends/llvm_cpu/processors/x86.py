@@ -2,6 +2,7 @@
 
 from graphc.backends.llvm_cpu.processors.table import (
     BYTE_DOTS,
+    EVEN_PRODUCTS,
     FUSED,
     HALVES,
     PAIRS,
@@ -58,6 +59,6 @@ X86 = Architecture(
     "x86-64-v3",
     {
         "fma": (FUSED,), "f16c": (HALVES,), "sse2": (PAIRS,), "avxvnni": (BYTE_DOTS,),
-        "avx512vnni": (BYTE_DOTS,), "avx512vl": (SCALES,),
+        "avx512vnni": (BYTE_DOTS,), "avx512vl": (SCALES, EVEN_PRODUCTS),
     },
 )  # fmt: skip
