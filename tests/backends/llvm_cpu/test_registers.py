@@ -9,8 +9,8 @@ import pytest
 
 from graphc.backends.llvm_cpu.codegen import compile_program, llvm_text
 from graphc.backends.llvm_cpu.runtime import NativeModel
-from graphc.ir.dtypes import f32, i64
-from graphc.ir.expr import Const, Load, select
+from graphc.ir.dtypes import f32, i32, i64
+from graphc.ir.expr import Const, Load, cast, select
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.program import program_of
@@ -51,6 +51,17 @@ def unrolled_in_lanes(k: KernelBuilder) -> None:
         k.store(OUT, v, own[0] - own[1])
 
 
+def wide_products(k: KernelBuilder) -> None:
+    """Products of 64 bits, narrowed, of an array that changes between them."""
+    own, result = k.alloc(i32, (8,), "reg"), k.alloc(f32, (8,), "reg")
+    with k.loop(8, "vector", width=8) as v:
+        k.store(own, v, cast(X[v] * 1e9, i32))
+        narrowed = cast(cast(own[v], i64) * 1518500249 >> 32, i32)
+        k.store(result, v, cast(narrowed, f32))
+        k.store(own, v, cast(X[v + 8] * 1e9, i32))
+        k.store(OUT, v, result[v] - cast(narrowed, f32))
+
+
 def overlapping(k: KernelBuilder) -> None:
     """Halves of a vector that was stored whole."""
     both = k.alloc(f32, (8,), "reg")
@@ -87,8 +98,8 @@ def in_a_branch(k: KernelBuilder) -> None:
 
 
 CASES = {
-    sums_over_loops: False, unrolled_in_lanes: False, overlapping: True, beside_another: True,
-    in_a_branch: True,
+    sums_over_loops: False, unrolled_in_lanes: False, wide_products: False, overlapping: True,
+    beside_another: True, in_a_branch: True,
 }  # fmt: skip
 
 
