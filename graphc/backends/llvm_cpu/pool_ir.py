@@ -33,6 +33,7 @@ SYMBOLS = (
     "graphc_parallel_for", "graphc_pool_create", "graphc_pool_destroy", "graphc_pool_forked",
     "graphc_pool_threads",
 )  # fmt: skip
+STACK = 4 << 20  # bytes of a worker's
 
 
 def pool_ir(target: CpuTarget) -> str:
@@ -41,6 +42,7 @@ def pool_ir(target: CpuTarget) -> str:
     monotonic = 6 if "darwin" in target.triple or "apple" in target.triple else 1
     word = "i32" if target.arch.startswith("armv7") else "i64"
     text = _POOL_IR.replace("@PAUSE@", pause).replace("@MONOTONIC@", str(monotonic))
+    text = text.replace("@STACK@", str(STACK))
     for what, spelled in _WORDS[word].items():
         text = text.replace(what, spelled)
     return f"{text}\n{declaration}\n"
@@ -75,6 +77,9 @@ _POOL_IR = """
                i64, i64, i64, i64, [96 x i8], [128 x i8], [128 x i8], i64 }
 %Time = type { @WORD@, @WORD@ }
 
+declare i32 @pthread_attr_init(ptr)
+declare i32 @pthread_attr_setstacksize(ptr, @WORD@)
+declare i32 @pthread_attr_destroy(ptr)
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_join(ptr, ptr)
 declare i32 @pthread_mutex_init(ptr, ptr)
@@ -307,6 +312,7 @@ quit:
 define ptr @graphc_pool_create(i64 %threads, i64 %spin.ns) #0 {
 entry:
   %cell = alloca ptr, align 8
+  %attributes = alloca [128 x i8], align 16
   %fixed = ptrtoint ptr getelementptr (%Pool, ptr null, i32 1) to i64
   %handles = mul i64 %threads, 8
   %bytes = add i64 %fixed, %handles
@@ -328,6 +334,9 @@ fill:
   %first = getelementptr %Pool, ptr %pool, i32 1
   %made.mutex = call i32 @pthread_mutex_init(ptr %mutex, ptr null)
   %made.condition = call i32 @pthread_cond_init(ptr %condition, ptr null)
+  ; Kernels keep blocks on the stack, of which threads have 128 KB by musl and 512 KB on macOS.
+  %known = call i32 @pthread_attr_init(ptr %attributes)
+  %room = call i32 @pthread_attr_setstacksize(ptr %attributes, @WORD@ @STACK@)
   br label %more
 more:
   %n = phi i64 [ 1, %fill ], [ %n.next, %started ]
@@ -336,7 +345,7 @@ more:
 start:
   %index = sub i64 %n, 1
   %handle = getelementptr ptr, ptr %first, i64 %index
-  %refused = call i32 @pthread_create(ptr %handle, ptr null, ptr @worker, ptr %pool)
+  %refused = call i32 @pthread_create(ptr %handle, ptr %attributes, ptr @worker, ptr %pool)
   %made = icmp eq i32 %refused, 0
   br i1 %made, label %started, label %done
 started:
@@ -344,6 +353,7 @@ started:
   %n.next = add i64 %n, 1
   br label %more
 done:
+  %forgotten = call i32 @pthread_attr_destroy(ptr %attributes)
   %workers = load i64, ptr %count.p, align 8
   %all = add i64 %workers, 1
   store i64 %all, ptr %pool, align 8

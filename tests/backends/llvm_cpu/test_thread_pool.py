@@ -15,7 +15,7 @@ import pytest
 from graphc.backends.llvm_cpu import jit, objects
 from graphc.backends.llvm_cpu.jit import compile_module
 from graphc.backends.llvm_cpu.pool import ThreadPool, pool_symbols, shared_pool
-from graphc.backends.llvm_cpu.pool_ir import SYMBOLS, pool_ir
+from graphc.backends.llvm_cpu.pool_ir import STACK, SYMBOLS, pool_ir
 from graphc.backends.llvm_cpu.target import default_threads, named_target
 
 USERS = """
@@ -133,6 +133,28 @@ def test_sleeping_workers_are_woken(users):
             call(workers.handle, meet, 2, 1)
             assert {x[:2] for x in seen} == {(0, 1), (1, 2)}
             assert len({x[2] for x in seen}) == 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks glibc or musl")
+def test_workers_have_room_for_blocks(users):
+    """Whatever the limit of the process is: the main thread's grows, a worker's does not."""
+    call = users.function("with_callback", None, POINTER, CALLBACK, I64, I64)
+    libc, both, rooms = ctypes.CDLL(None), threading.Barrier(2, timeout=20), {}
+    libc.pthread_self.restype = ctypes.c_void_p
+
+    @CALLBACK
+    def measure(_, begin, end):
+        both.wait()
+        attributes, room = ctypes.create_string_buffer(128), ctypes.c_size_t()
+        libc.pthread_getattr_np(ctypes.c_void_p(libc.pthread_self()), attributes)
+        libc.pthread_attr_getstacksize(attributes, ctypes.byref(room))
+        libc.pthread_attr_destroy(attributes)
+        rooms[threading.get_native_id()] = room.value
+
+    with ThreadPool(2) as workers:
+        call(workers.handle, measure, 2, 1)
+    del rooms[threading.get_native_id()]
+    assert list(rooms.values()) == [STACK]
 
 
 def test_one_pool_and_many_python_threads(repeat):

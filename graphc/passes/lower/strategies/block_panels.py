@@ -27,7 +27,7 @@ from graphc.passes.lower.strategies.tile_transpose import LARGEST_SIDE, SMALLEST
 Emitter = Any  # TileEmitter of tile_emitter.py, which imports this module
 Block = Any  # of cache_blocks.py, which does too
 ON_STACK = 1 << 18  # bytes of the sums of a block, and of its panels, at most
-PART_OF_BLOCK = 2  # of the second level of cache: what sums and panels of a block take
+PART_OF_BLOCK = 2  # of the second level of cache: sums, panels and copied rows of a block
 PART_OF_ROWS = (3, 4)  # of it: what they take with rows that stay there from block to block
 COPIED = 2  # times that columns count, which are packed again for each block of rows
 NEAR = 4  # times as fast as from beyond are rows read that stay in the second level of cache
@@ -80,8 +80,8 @@ def packing_blocks(
         for right in _counts(panels):
             own = Blocks(-(-tiles // down), -(-panels // right))
             rows, columns = own.tiles * plan.row_tile, own.panels * plan.panel * size
-            taken = (rows + STEPS) * columns
             copy = rows * STEPS * size if copied else 0
+            taken = (rows + STEPS) * columns + copy
             if max(rows * columns, STEPS * columns, copy) > ON_STACK:
                 continue
             if taken > l2_bytes // PART_OF_BLOCK:
