@@ -12,6 +12,7 @@ import os
 import re
 import struct
 import warnings
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from graphc import dsl, files
 from graphc.backends import cache, digests
 from graphc.backends.behind import finish
 from graphc.backends.digests import CHUNK
+from graphc.backends.llvm_cpu import digest_sums
 from graphc.backends.llvm_cpu.container import MAGIC, Container
 from graphc.backends.llvm_cpu.digest_sums import native_sums
 from graphc.cli.models import load_npy, read_graph
@@ -148,6 +150,24 @@ def test_native_sums(size):
     data = RNG.integers(0, 256, size, np.uint8)
     np.testing.assert_array_equal(native_sums(data), digests.chunk_sums(data))
     assert digests.digests([data], 2, native_sums) == [digests.digest(data)]
+
+
+def test_native_sums_keep_factors_that_no_cache_does(monkeypatch):
+    """Of two threads that ask for them first, one gets an array of its own."""
+    made = []
+
+    def fresh() -> np.ndarray:
+        array = digests.factors().astype(np.uint32)
+        made.append(weakref.ref(array))
+        return array
+
+    def native(data: int, chunks: int, factors: int, out: int) -> None:
+        array = made[-1]()
+        assert array is not None and array.ctypes.data == factors
+
+    monkeypatch.setattr(digest_sums, "_factors", fresh)
+    monkeypatch.setattr(digest_sums, "_native", lambda: native)
+    assert native_sums(np.zeros(CHUNK, np.uint8)).size == 1 == len(made)
 
 
 def test_digests_of_large_parts_by_threads():

@@ -69,7 +69,8 @@ def native_sums(data: np.ndarray) -> np.ndarray:
     whole = data.size // CHUNK
     result = np.empty(-(-data.size // CHUNK), np.uint64)
     if whole:
-        _native()(data.ctypes.data, whole, _factors().ctypes.data, result.ctypes.data)
+        own = _factors()  # of two threads that ask first, one has an array that no cache keeps
+        _native()(data.ctypes.data, whole, own.ctypes.data, result.ctypes.data)
     if whole < result.size:
         result[whole:] = chunk_sums(data[whole * CHUNK :])
     return result
