@@ -136,13 +136,14 @@ def _float_literals(flat: np.ndarray, dtype: DType) -> list[str]:
     """As `Speller.constant` spells them one by one, in a fraction of the time: str() of numpy's
     singles, and of doubles, is the shortest decimal that rounds to the number."""
     single = dtype is dtypes.f32
-    found = [f"{v}f" for v in map(str, flat)] if single else list(map(repr, flat.tolist()))
+    texts = [f"{v}f" for v in map(str, flat)] if single else list(map(repr, flat.tolist()))
     places = np.flatnonzero(~np.isfinite(flat))
     for place, text in zip(places.tolist(), _spelt(flat[places], dtype)):
-        found[place] = text
-    return found
+        texts[place] = text
+    return texts
 
 
 def _spelt(flat: np.ndarray, dtype: DType) -> list[str]:
+    """The elements one by one."""
     speller = Speller()
     return [speller.constant(v, dtype).text for v in flat.tolist()]

@@ -218,22 +218,21 @@ def gathered(computation: Computation) -> Gathered | None:
 def _sliced(computation: Computation, hole: Reduce, row: Index) -> dict[str, int] | None:
     """The constants that a reduction reads along its rows, and the dims that these are; None if it
     reads one in another way too."""
-    dims: dict[str, set[int]] = {}
+    dims: dict[str, set[int | None]] = {}
     for load in loads(hole.body):
         if load.source not in computation.constants:
             continue
         along = [d for d, x in enumerate(load.index) if row in free_indices(x)]
-        if any(load.index[d] is not row for d in along) or len(along) > 1:
+        if len(along) > 1 or any(load.index[d] is not row for d in along):
             return None
-        dims.setdefault(load.source, set()).update(along or [-1])
-    if any(len(found) > 1 for found in dims.values()):
+        dims.setdefault(load.source, set()).add(along[0] if along else None)
+    if any(len(ways) > 1 for ways in dims.values()):
         return None
-    known = {name: found.pop() for name, found in dims.items()}
-    wrong = (name for name, d in known.items()
-             if d >= 0 and computation.input(name).shape[d] != row.extent)  # fmt: skip
+    sliced = {name: dim for name, (dim,) in dims.items() if dim is not None}
+    if any(computation.input(name).shape[dim] != row.extent for name, dim in sliced.items()):
+        return None
     outside = {x.source for x in loads(_without(computation, hole))}
-    sliced = {name: d for name, d in known.items() if d >= 0}
-    return None if any(wrong) or outside & {*sliced} else sliced
+    return None if outside & {*sliced} else sliced
 
 
 def _without(computation: Computation, hole: Reduce) -> Expr:

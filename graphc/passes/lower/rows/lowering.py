@@ -2,8 +2,8 @@
 
 Line buffers are storages of the program around, so memory is planned as ever. What a stage makes,
 if nothing of it is kept for later bands, has a storage of its own each time, which lives from one
-call to the next. Rows of a compact plan lie in one storage.
-Bands of the source are copied from where it lies, and those of the result to where it goes.
+call to the next. Rows of a compact plan lie in one storage. Bands of the source are copied from
+where it lies, and those of the result to where it goes.
 """
 
 from __future__ import annotations

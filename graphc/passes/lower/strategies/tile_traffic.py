@@ -20,14 +20,15 @@ def from_beyond(e: TileEmitter, plan: TilePlan, loops: LoopPlan) -> int:
     as windows do."""
     held, columns = e.options.held_bytes, bytes_of_columns(e, plan)
     places, panels = max(1, points(e.places)), -(-most(plan.columns) // plan.panel)
-    rows, of_place = bytes_of_rows(e, plan), bytes_of_rows(e, plan, e.places)
-    again = 1 if columns <= held else places  # passes over all columns
+    rows = bytes_of_rows(e, plan)
     if loops.order == ROWS_OUTSIDE:
         blocks = -(-most(e.tiled.extent) // loops.rows) if loops.rows else 1
-        return rows + columns * (again if columns <= held else again * blocks)
-    passing = rows if loops.order == COLUMNS_FIRST else of_place
-    again = 1 if loops.order == COLUMNS_FIRST else again
-    return columns * again + rows * (1 if passing <= held else panels)
+        return rows + columns * (1 if columns <= held else places * blocks)
+    if loops.order == COLUMNS_FIRST:
+        return columns + rows * (1 if rows <= held else panels)
+    of_place = bytes_of_rows(e, plan, e.places)
+    passes = 1 if columns <= held else places
+    return columns * passes + rows * (1 if of_place <= held else panels)
 
 
 def bytes_of_columns(e: TileEmitter, plan: TilePlan) -> int:
