@@ -145,8 +145,8 @@ def _is_first(node: Reduce, condition: Expr) -> Expr:
     again = {axis: Index(f"{axis.name}_f", axis.extent) for axis in node.axes}
     extents = tuple(axis.extent for axis in node.axes)
     number, other = (cast(flatten_index(tuple(x), extents), i32) for x in (again, again.values()))
-    found = select(substitute(condition, again), other, as_expr(i32.max, i32))
-    return number.eq(Reduce("min", found, tuple(again.values())))
+    candidate = select(substitute(condition, again), other, as_expr(i32.max, i32))
+    return number.eq(Reduce("min", candidate, tuple(again.values())))
 
 
 def _count(node: Reduce, condition: Expr) -> Expr:

@@ -157,13 +157,13 @@ def weighted_maxima(b: Builder, op: Op) -> tuple[Value, Value]:
     nowhere, number = Const(i64.max, i64), flatten_index(tuple(taps), extents)
     body = Reduce("min", select(reaches, number, nowhere), tuple(taps))
     sources["p"] = generic_op(b, space, body, sources.__getitem__)
-    found = Load("p", space, i64)
+    first = Load("p", space, i64)
     last = math.prod(tap.count for tap in taps) - 1
-    own = dict(zip(taps, unflatten_index(minimum(found, last), extents)))
+    own = dict(zip(taps, unflatten_index(minimum(first, last), extents)))
     axis3 = Index("i4", 3)
     flat = place[0] * x.static_shape[3] + place[1]
     parts = choose(axis3, [cast(image, i64), channel, substitute(flat, own)])
-    share = cast(select(found.eq(nowhere), 0, substitute(weight, own)), x.dtype)
+    share = cast(select(first.eq(nowhere), 0, substitute(weight, own)), x.dtype)
     places = generic_op(b, [*space, axis3], parts, sources.__getitem__)
     return places, generic_op(b, space, share, sources.__getitem__)
 
@@ -211,9 +211,9 @@ def places_of_maxima(b: Builder, op: Op) -> tuple[Value, Value]:
     nowhere, position = Const(i64.max, i64), taps[0] * x.static_shape[3] + taps[1]
     body = Reduce("min", select(reaches, position, nowhere), taps)
     sources = {"0": op.operand(0), "1": rois, "y": op.output}
-    found = generic_op(b, space, body, sources.__getitem__)
-    is_there = b.Less(found, b.constant(i64.max, i64))
+    positions = generic_op(b, space, body, sources.__getitem__)
+    is_there = b.Less(positions, b.constant(i64.max, i64))
     axis = Index("i4", 3)
     number = minimum(Load("p", space, i64), max(x.static_shape[2] * x.static_shape[3] - 1, 0))
     parts = choose(axis, [cast(image, i64), channel, number])
-    return generic_op(b, [*space, axis], parts, {**sources, "p": found}.__getitem__), is_there
+    return generic_op(b, [*space, axis], parts, {**sources, "p": positions}.__getitem__), is_there

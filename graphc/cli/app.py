@@ -53,11 +53,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
         """As the base, but a command itself tells which of its arguments it does not know."""
-        found, unknown = self.parse_known_args(args, namespace)
+        parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            own = getattr(found, "own_parser", self)
+            own = getattr(parsed, "own_parser", self)
             own.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found
+        return parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As the base, but what follows a flag is none of its values, unless after `=`."""
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         }  # fmt: skip
         given = sys.argv[1:] if args is None else args
         return super().parse_known_args(
-            [f"{each}=true" if each in flags else each for each in given], namespace
+            [f"{word}=true" if word in flags else word for word in given], namespace
         )
 
     def error(self, message: str) -> NoReturn:

@@ -165,10 +165,10 @@ def _comparer(model: Model, other: Model, args: argparse.Namespace) -> Comparer:
         raise ModelError(f"{other.path}: has outputs {theirs}, {model.path.name} has {ours}")
     known = data_values(reference)
     with progress(f"compiling {other.path.name} for {target.name}"):
-        found = compiled(graph, [pair.other for pair in pairs], **options)
+        observed = compiled(graph, [pair.other for pair in pairs], **options)
         plain = compiled(graph, names, **options)
     expected = _reference(model, list(dict.fromkeys([*known, *names])), args)
-    return Comparer(graph, pairs, {n: n for n in names}, expected, found, plain, options)
+    return Comparer(graph, pairs, {n: n for n in names}, expected, observed, plain, options)
 
 
 def _reference(model: Model, names: list[str], args: argparse.Namespace) -> Values:

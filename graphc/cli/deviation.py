@@ -21,21 +21,21 @@ MOVING = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity",
 
 @dataclass(frozen=True)
 class Deviation:
-    """How an output compares with ONNX Runtime unoptimised (`plain`), and how its two ways compare
-    with one another (`between`); all relative to the range."""
+    """How an output compares with ONNX Runtime, `optimised` and unoptimised (`plain`), and how its
+    two ways compare with one another (`between`); all relative to the range."""
 
-    found: Agreement
+    optimised: Agreement
     plain: Agreement
     between: Agreement
 
     @property
     def is_accepted(self) -> bool:
         """Whether graphc is as near to one way as the other way is."""
-        return min(self.found.error, self.plain.error) <= self.between.error
+        return min(self.optimised.error, self.plain.error) <= self.between.error
 
     def told(self, step: float) -> str:
         """Who is how far from whom, in steps of a quantised output or relative to the range."""
-        far = [_far(x, step) for x in (self.found, self.plain, self.between)]
+        far = [_far(x, step) for x in (self.optimised, self.plain, self.between)]
         who = "ONNX Runtime's own ways differ as much" if self.is_accepted else "graphc deviates"
         return (
             f"{far[0]} from ONNX Runtime, {far[1]} from it without optimisations, which are "
@@ -50,10 +50,10 @@ def _far(agreement: Agreement, step: float) -> str:
 
 
 def deviations(
-    names: Sequence[str], found: Sequence[Any], optimised: Sequence[Any], plain: Sequence[Any]
+    names: Sequence[str], outputs: Sequence[Any], optimised: Sequence[Any], plain: Sequence[Any]
 ) -> list[Deviation]:
     """How each output compares with both ways of ONNX Runtime."""
-    pairs = ((found, optimised), (found, plain), (optimised, plain))
+    pairs = ((outputs, optimised), (outputs, plain), (optimised, plain))
     return [Deviation(*x) for x in zip(*(agreements(names, a, b) for a, b in pairs), strict=True)]
 
 

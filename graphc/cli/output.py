@@ -115,5 +115,5 @@ class Written:
 
 
 def _state(file: Path) -> tuple[int, int]:
-    found = file.stat()
-    return found.st_ino, found.st_mtime_ns
+    status = file.stat()
+    return status.st_ino, status.st_mtime_ns

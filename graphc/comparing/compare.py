@@ -107,12 +107,12 @@ class Comparison:
 
 class Comparer:
     """Compares `graph` with a reference, sample by sample: the values of `pairs`, and `outputs`, by
-    the names of the reference's. `found` gives the values of the graph while it is observed, and
+    the names of the reference's. `observed` gives the values of the graph while it is observed, and
     `plain` its outputs when it is not. `options` are those of `graphc.compile`."""
 
     def __init__(
         self, graph: Graph, pairs: Sequence[Pair], outputs: Mapping[str, str],
-        reference: Values, found: Values, plain: Values, options: Mapping[str, Any],
+        reference: Values, observed: Values, plain: Values, options: Mapping[str, Any],
     ):  # fmt: skip
         if not pairs:
             raise ModelError(
@@ -120,7 +120,7 @@ class Comparer:
             )
         self.graph, self.pairs, self.options = graph, list(pairs), dict(options)
         self.outputs, self.reference = dict(outputs), reference
-        self.found, self.plain = found, plain
+        self.observed, self.plain = observed, plain
         self._alone: tuple[Any, list[Pair]] | None = None
         self.result = Comparison([Layer(p) for p in pairs], [Output(n) for n in outputs])
 
@@ -131,10 +131,10 @@ class Comparer:
         rows of the first output, those of the samples one after the other."""
         at = 0
         for feeds in samples:
-            expected, found = self.reference(feeds), self.found(feeds)
+            expected, observed = self.reference(feeds), self.observed(feeds)
             for layer in self.result.layers:
                 if layer.pair.name in expected:
-                    layer.whole.add(found[layer.pair.other], expected[layer.pair.name])
+                    layer.whole.add(observed[layer.pair.other], expected[layer.pair.name])
             self._compare_alone(feeds, expected)
             given = self.plain(feeds)
             rows = [
@@ -147,11 +147,11 @@ class Comparer:
         return self.result
 
     def _compare_output(
-        self, output: Output, found: Mapping[str, Any], expected: Mapping[str, Any],
+        self, output: Output, given: Mapping[str, Any], expected: Mapping[str, Any],
         labels: np.ndarray | None, at: int,
     ) -> int:  # fmt: skip
         """Compares an output; how many rows it has, if they are scores of classes."""
-        ours, theirs = found[self.outputs[output.name]], expected[output.name]
+        ours, theirs = given[self.outputs[output.name]], expected[output.name]
         output.difference.add(ours, theirs)
         if not _are_scores(ours) or not _are_scores(theirs) or ours.shape != theirs.shape:
             return 0

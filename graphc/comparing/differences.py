@@ -29,7 +29,7 @@ class Difference:
     least: float = math.inf
     most: float = -math.inf
     signal: float = 0.0
-    found: float = 0.0
+    found_signal: float = 0.0
     noise: float = 0.0
     product: float = 0.0
     ulp: int | None = None
@@ -65,7 +65,7 @@ class Difference:
         self.max_abs = max(self.max_abs, float(apart.max()))
         self.least, self.most = min(self.least, float(b.min())), max(self.most, float(b.max()))
         self.signal += float(b @ b)
-        self.found += float(a @ a)
+        self.found_signal += float(a @ a)
         self.noise += float(apart @ apart)
         self.product += float(a @ b)
         if found.dtype == expected.dtype and expected.dtype.kind == "f":
@@ -108,16 +108,16 @@ class Difference:
     @property
     def cosine(self) -> float:
         """Of the angle between the two; 1 if both are zero."""
-        norm = math.sqrt(self.signal) * math.sqrt(self.found)
-        return self.product / norm if norm else float(self.signal == self.found)
+        norm = math.sqrt(self.signal) * math.sqrt(self.found_signal)
+        return self.product / norm if norm else float(self.signal == self.found_signal)
 
     def data(self) -> dict[str, object]:
         """As JSON, which has no infinite numbers: None for these."""
-        found = {
+        measures = {
             "max_abs": self.max_abs, "relative": self.relative, "sqnr_db": self.sqnr,
             "cosine": self.cosine, "ulp": self.ulp, "problem": self.problem,
         }  # fmt: skip
-        return finite(found, 6)
+        return finite(measures, 6)
 
 
 def _ordered(x: np.ndarray) -> np.ndarray:

@@ -39,12 +39,12 @@ class Pair:
 def pairs_of(reference: Graph, other: Graph) -> list[Pair]:
     """The pairs, in the order in which the other model computes them."""
     ours, theirs = data_values(reference), data_values(other)
-    found: dict[str, Value] = {}
+    counterparts: dict[str, Value] = {}
     for name in ours:
         value = _standing_for(name, ours, theirs)
         if value is not None:
-            found[name] = value
-    names = {value.name: name for name, value in found.items()}
+            counterparts[name] = value
+    names = {value.name: name for name, value in counterparts.items()}
     pairs = []
     for other_name in theirs:
         if other_name in names and theirs[other_name].producer is not None:
@@ -100,7 +100,7 @@ def _as_read(value: Value) -> Value:
 
 def _sources(value: Value, names: Mapping[str, str]) -> list[Value]:
     """The nearest paired values that a value is computed from."""
-    found: dict[Value, None] = {}
+    sources: dict[Value, None] = {}
     waiting = [] if value.producer is None else _operands(value.producer)
     seen: set[Value] = set()
     while waiting:
@@ -109,10 +109,10 @@ def _sources(value: Value, names: Mapping[str, str]) -> list[Value]:
             continue
         seen.add(source)
         if source.name in names:
-            found[source] = None
+            sources[source] = None
         elif source.producer is not None:
             waiting += _operands(source.producer)
-    return list(found)
+    return list(sources)
 
 
 # ---------------------------------------------------------------- exact inputs

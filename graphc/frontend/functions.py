@@ -71,7 +71,7 @@ class ValueTypes:
 
     def __init__(self, model: ModelProto):
         self.model = model
-        self._found: dict[str, TypeProto] | None = None
+        self._inferred: dict[str, TypeProto] | None = None
 
     def proto(self, value: Value | None) -> TypeProto:
         """The type of a value; an empty message if it is omitted or not known."""
@@ -81,9 +81,9 @@ class ValueTypes:
             shape = value.type.shape
             dims = None if shape is None else [d if isinstance(d, int) else str(d) for d in shape]
             return helper.make_tensor_type_proto(value.type.dtype.onnx, dims)
-        if self._found is None:
-            self._found = self._infer()
-        return self._found.get(value.name, TypeProto())
+        if self._inferred is None:
+            self._inferred = self._infer()
+        return self._inferred.get(value.name, TypeProto())
 
     def _infer(self) -> dict[str, TypeProto]:
         try:

@@ -344,8 +344,8 @@ def _stamp(model: ModelProto, nodes: list[NodeProto], graph: Graph, oldest: int)
         try:
             _check(model, graph.output_types)
             return
-        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as found:
-            error = error or found
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as refusal:
+            error = error or refusal
     kind: type[Exception] = InternalError
     if not _is_checked(graph):
         kind = ModelError

@@ -24,13 +24,13 @@ def once(op: Op, what: tuple, make: Callable[[], Made]) -> Made:
     key = _key(op, what)
     if key is None:
         return make()
-    found = _kept.get(key)
-    if found is None:
-        found = make()
+    made = _kept.get(key)
+    if made is None:
+        made = make()
         if len(_kept) >= KEPT:
             _kept.clear()
-        _kept[key] = found
-    return found
+        _kept[key] = made
+    return made
 
 
 def _key(op: Op, what: tuple) -> tuple | None:

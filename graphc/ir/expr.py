@@ -46,8 +46,8 @@ class Expr:
     """Base of all nodes. Compare with `is`; use `a.eq(b)` for an expression that compares."""
 
     __slots__ = (
-        "dtype", "children", "weight", "_free", "_symbols", "_called", "_found", "_text", "_bounds",
-        "_simple", "_poly", "__weakref__",
+        "dtype", "children", "weight", "_free", "_symbols", "_called", "_loads_and_reduces",
+        "_text", "_bounds", "_simple", "_poly", "__weakref__",
     )  # fmt: skip
     dtype: DType
     children: tuple[Expr, ...]
@@ -55,7 +55,7 @@ class Expr:
     _free: frozenset[Index] | None  # what the functions below have found, once asked
     _symbols: frozenset[Sym] | None
     _called: frozenset[str] | None
-    _found: tuple[tuple[Load, ...], tuple[Reduce, ...]] | None
+    _loads_and_reduces: tuple[tuple[Load, ...], tuple[Reduce, ...]] | None
     _text: str | None
     _bounds: tuple[float, float] | None
     _simple: Expr | None
@@ -169,8 +169,8 @@ def _known(key: tuple) -> Any:
     """The node of a key, if there is one."""
     node = _find_newest(key)
     if node is None:
-        found = _find_older(key)
-        return None if found is None else found()
+        reference = _find_older(key)
+        return None if reference is None else reference()
     return node
 
 
@@ -178,7 +178,7 @@ def _new(cls: type, dtype: DType, children: tuple[Expr, ...] = ()) -> Any:
     """A node over others; what is its own is for the caller to fill in."""
     node: Any = object.__new__(cls)
     node.dtype, node.children = dtype, children
-    node._free = node._symbols = node._called = node._found = node._text = None
+    node._free = node._symbols = node._called = node._loads_and_reduces = node._text = None
     node._bounds = node._simple = node._poly = None
     weight = 1
     for child in children:
@@ -697,21 +697,21 @@ def substitution(
 
 def loads(root: Expr) -> tuple[Load, ...]:
     """The distinct Loads below and including `root`, in a fixed order."""
-    return _found(root)[0]
+    return _loads_and_reduces(root)[0]
 
 
 def reduces(root: Expr) -> tuple[Reduce, ...]:
     """The distinct Reduces below and including `root`, in a fixed order, the inner ones first."""
-    return _found(root)[1]
+    return _loads_and_reduces(root)[1]
 
 
-def _found(root: Expr) -> tuple[tuple[Load, ...], tuple[Reduce, ...]]:
-    found = root._found
-    if found is None:
+def _loads_and_reduces(root: Expr) -> tuple[tuple[Load, ...], tuple[Reduce, ...]]:
+    both = root._loads_and_reduces
+    if both is None:
         nodes = [n for n in walk(root) if isinstance(n, (Load, Reduce))]
         reads = tuple([n for n in nodes if isinstance(n, Load)])
-        found = root._found = reads, tuple([n for n in nodes if isinstance(n, Reduce)])
-    return found
+        both = root._loads_and_reduces = reads, tuple([n for n in nodes if isinstance(n, Reduce)])
+    return both
 
 
 def called(root: Expr) -> frozenset[str]:

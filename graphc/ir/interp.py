@@ -422,14 +422,14 @@ class _Evaluator:
         return np.asarray(out).astype(dtype.np)
 
     def _contract(
-        self, node: Reduce, found: Sequence[Expr], scope: tuple[Index, ...]
+        self, node: Reduce, product: Sequence[Expr], scope: tuple[Index, ...]
     ) -> np.ndarray:
         operands: list[Any] = []
         everything = scope + node.axes
         number = {x: n for n, x in enumerate(everything)}
         is_long = node.dtype.is_float and math.prod(x.count for x in node.axes) > LONG
         dtype = np.float64 if is_long else _accumulator(node.dtype)
-        for factor in found:
+        for factor in product:
             own = tuple(x for x in everything if x in free_indices(factor))
             value = np.broadcast_to(self.run(factor, own), tuple(x.count for x in own))
             operands += [value.astype(dtype), [number[x] for x in own]]

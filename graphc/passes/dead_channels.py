@@ -48,7 +48,7 @@ class DeadChannels(Pass):
     def run(self, graph: Graph, ctx: Context) -> bool:
         known = channels(graph)
         changed = _remove_limits(graph, known, ctx)
-        if any(found.axis is not None and found.constant.any() for found in known.values()):
+        if any(ranges.axis is not None and ranges.constant.any() for ranges in known.values()):
             changed |= _remove_channels(graph, known, ctx)
         if changed:
             remove_dead(graph)
@@ -61,10 +61,10 @@ def _remove_limits(graph: Graph, known: Mapping[Value, Channels], ctx: Context) 
     changed = False
     for op in list(graph.ops):
         source = op.inputs[0] if op.inputs else None
-        found = None if source is None else known.get(source)
-        if found is None or source is None or len(op.outputs) != 1:
+        ranges = None if source is None else known.get(source)
+        if ranges is None or source is None or len(op.outputs) != 1:
             continue
-        if source.type == op.output.type and never_limits(op, found.all()):
+        if source.type == op.output.type and never_limits(op, ranges.all()):
             if not ctx.spend(LIMITS, op):
                 return changed
             op.output.replace_uses(source)
@@ -84,9 +84,9 @@ def _remove_channels(graph: Graph, known: dict[Value, Channels], ctx: Context) -
         if not kept:
             return False
         sums: dict[Op, list[Terms]] = {}
-        for each in terms:
-            if flow.group(each.summing.source) in kept:
-                sums.setdefault(each.summing.op, []).append(each)
+        for term in terms:
+            if flow.group(term.summing.source) in kept:
+                sums.setdefault(term.summing.op, []).append(term)
         narrowing = Narrowing(flow, kept, sums)
         failed = narrowing.make()
         if failed is None and narrowing.replace(ctx):
@@ -135,9 +135,9 @@ def _terms(summing: Summing, known: Mapping[Value, Channels]) -> Terms:
 def _kept(flow: Flow, terms: list[Terms]) -> dict[Value, np.ndarray]:
     """The channels that are kept, of each group that loses some. A group has at least one."""
     needed: dict[Value, np.ndarray] = {}
-    for value, found in flow.known.items():
-        if found.axis is not None:
-            extent = value.tensor.extent(found.axis)
+    for value, ranges in flow.known.items():
+        if ranges.axis is not None:
+            extent = value.tensor.extent(ranges.axis)
             needed.setdefault(flow.group(value), np.zeros(extent, bool))
     for group in flow.keeps() & needed.keys():
         needed[group][:] = True
@@ -149,10 +149,10 @@ def _kept(flow: Flow, terms: list[Terms]) -> dict[Value, np.ndarray]:
 def _spread(flow: Flow, terms: list[Terms], needed: dict[Value, np.ndarray]) -> bool:
     """Asks for the channels that sums which are needed read; whether these are more than before."""
     changed = False
-    for each in reversed(terms):
-        rows = needed.get(flow.group(each.summing.op.output))
-        mine = needed[flow.group(each.summing.source)]
-        more = each.needed(rows) & ~mine
+    for term in reversed(terms):
+        rows = needed.get(flow.group(term.summing.op.output))
+        mine = needed[flow.group(term.summing.source)]
+        more = term.needed(rows) & ~mine
         if more.any() and (rows is None or rows.any()):
             mine |= more
             changed = True
@@ -233,10 +233,10 @@ class Narrowing:
             for n, dim in enumerate(dims_along(op, axis) or []):
                 if dim is not None:
                     cuts.setdefault(n, []).append((dim, own))
-        for each in self.sums.get(op, []):
-            kept = self._kept(each.summing.source)
+        for term in self.sums.get(op, []):
+            kept = self._kept(term.summing.source)
             assert kept is not None
-            for n, dim in each.summing.along.items():
+            for n, dim in term.summing.along.items():
                 cuts.setdefault(n, []).append((dim, kept))
         return cuts
 
@@ -264,10 +264,10 @@ class Narrowing:
         """A sum with what the channels that are gone added to it."""
         own, axis = self._own(op), self.flow.axis(op.output)
         more = np.zeros(1)
-        for each in self.sums.get(op, []):
-            kept = self._kept(each.summing.source)
+        for term in self.sums.get(op, []):
+            kept = self._kept(term.summing.source)
             assert kept is not None
-            more = more + each.gone(kept, own)
+            more = more + term.gone(kept, own)
         if not more.any():
             return total
         shape = [1] * total.tensor.rank

@@ -102,16 +102,16 @@ def _is_made(value: Value) -> bool:
 def _ends(value: Value) -> set[Op]:
     """The row-major ops that are computed of a value, element by element, through others that are
     not; none if one of those is read in another way."""
-    found: set[Op] = set()
+    ends: set[Op] = set()
     pending = list(value.users)
     for op in pending:
         if not _is_map(op) or _is_result(op.output) and op.output.tensor.layout is not None:
             return set()
         if op.output.tensor.layout is None:
-            found.add(op)
+            ends.add(op)
         else:
             pending += op.output.users
-    return found
+    return ends
 
 
 def _is_map(op: Op) -> bool:

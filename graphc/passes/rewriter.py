@@ -257,20 +257,20 @@ class _Driver:
         self.remove_dead(sources)
         return True
 
-    def fire(self, each: Rule, match: Match) -> bool:
+    def fire(self, rule: Rule, match: Match) -> bool:
         root = match.ops[-1]
-        rewriter = Rewriter(match, each, self.ctx)
+        rewriter = Rewriter(match, rule, self.ctx)
         try:
             results = rewriter.apply()
         except (GraphcError, TypeError, ValueError) as error:
             if all(map(_is_static, match.ops)):
-                raise each.error(f" at {root.where()}: {error}") from error
+                raise rule.error(f" at {root.where()}: {error}") from error
             results = rewriter.skip("its shapes are not static: {}", error)
         except Exception as error:
-            if made_here(each.function):
+            if made_here(rule.function):
                 raise
             what = f"{type(error).__name__}: {error}"
-            raise each.error(f" at {root.where()}: {what}") from error
+            raise rule.error(f" at {root.where()}: {what}") from error
         if results is None and not rewriter.declined:
             rewriter.skip("the rule gives no reason")
         made = rewriter.made
@@ -278,22 +278,22 @@ class _Driver:
             self.remove_dead(made)
             return False
         stand = [v.producer for v in results if v.producer is not None]
-        self.ctx.spend(each.name, root, rewriter.taken, stand)
+        self.ctx.spend(rule.name, root, rewriter.taken, stand)
         self.changed = True
-        self.substitute(root, results, each)
+        self.substitute(root, results, rule)
         for op in made:
             self.work.add(op)
         return True
 
-    def substitute(self, root: Op, results: list[Value], each: Rule) -> None:
+    def substitute(self, root: Op, results: list[Value], rule: Rule) -> None:
         """Replaces the results of the root, and queues what is near."""
         if len(results) < len(root.outputs) and any(v.uses for v in root.outputs[len(results) :]):
-            raise each.error(f" at {root.where()}: replaced too few results")
+            raise rule.error(f" at {root.where()}: replaced too few results")
         for old, new in zip(root.outputs, results):
             if old.uses and old.layout != new.layout:
                 new = relaid(new, old.layout, root)
             if old.uses and old.type != new.type:
-                raise each.error(f" at {root.where()}: replaced {old.type} by {new.type}")
+                raise rule.error(f" at {root.where()}: replaced {old.type} by {new.type}")
             if new.producer is not None and not new.name:
                 new.name = old.name
             for user in old.users:

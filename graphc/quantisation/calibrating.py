@@ -117,16 +117,16 @@ class Calibration:
         return parameters
 
     def _statistics(self) -> dict[str, Statistics]:
-        found = {value.name: Statistics() for value in self.choice.groups}
-        for seen in self.model.values(found, self.data):
+        statistics = {value.name: Statistics() for value in self.choice.groups}
+        for seen in self.model.values(statistics, self.data):
             for name, array in seen.items():
                 if not np.isfinite(array).all():
                     raise ModelError(
                         f"value {name!r} holds numbers that are not finite for a sample; such "
                         "values have no range: mend the model or the samples"
                     )
-                found[name].add(array)
-        return found
+                statistics[name].add(array)
+        return statistics
 
     def _round(self, levels: Sequence[str], integer: Sequence[str]) -> None:
         """The weights of all layers, as integers at these levels."""
@@ -136,7 +136,7 @@ class Calibration:
         if "int4" in levels:
             self.stored["int4"] = {}
         if not integer:
-            layers = [each for each in layers if "int4" in levels and four_bits.fits(each)]
+            layers = [layer for layer in layers if "int4" in levels and four_bits.fits(layer)]
         for layer, moments in self._each_with_moments(layers):
             for level in integer:
                 step = parameters[level][self.choice.groups[layer.data]].scale
@@ -162,13 +162,13 @@ class Calibration:
                 self.note(f"rounding weights, {done} of {len(layers)} layers")
 
     def _moments(self, layers: Sequence[Layer]) -> list[Moments | None]:
-        found = [Moments.of(layer) for layer in layers]
+        per_layer = [Moments.of(layer) for layer in layers]
         names = list(dict.fromkeys(layer.data.name for layer in layers))
         for seed, seen in enumerate(self.model.values(names, self.data)):
-            for layer, moments in zip(layers, found):
+            for layer, moments in zip(layers, per_layer):
                 if moments is not None:
                     moments.add(rows_read(layer, seen[layer.data.name], seed))
-        return found
+        return per_layer
 
     def _recurrent_weights(self) -> dict[str, RecurrentWeights]:
         moments = [RecurrentMoments(layer) for layer in self.recurrent]

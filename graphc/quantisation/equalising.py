@@ -68,7 +68,7 @@ class Seen:
 
 def streams_of(graph: Graph) -> list[Stream]:
     """The streams of a graph whose factors are free: those that are read by layers alone."""
-    return _Search(graph).found
+    return _Search(graph).streams
 
 
 class _Search:
@@ -80,15 +80,15 @@ class _Search:
         layers = all_layers(graph)
         self.by_op = {layer.op: layer for layer in layers}
         self.biases = {layer.bias: layer for layer in layers if layer.bias is not None}
-        self.found: list[Stream] = []
+        self.streams: list[Stream] = []
         seen: set[Value] = set()
-        starts = [each.op.output if each.bias is None else each.bias.output for each in layers]
+        starts = [layer.op.output if layer.bias is None else layer.bias.output for layer in layers]
         starts += [op.outputs[0] for op in graph.ops if _is_norm(op)]
         for value in starts:
             stream = None if value in seen else self._grown(value)
             if stream is not None:
                 seen.update(stream.values)
-                self.found.append(stream)
+                self.streams.append(stream)
 
     def _grown(self, start: Value) -> Stream | None:
         axis = _axis(self._maker(start), start)
@@ -223,17 +223,17 @@ def seen_by(
     streams: Sequence[Stream], samples: Iterable[Mapping[str, np.ndarray]]
 ) -> dict[str, Seen]:
     """What observed samples say of the values that readers of the streams read."""
-    found: dict[str, Seen] = {}
+    seen: dict[str, Seen] = {}
     wanted = {layer.data: s.values[layer.data] for s in streams for layer in s.readers}
     for number, observed in enumerate(samples, 1):
         for value, channels in wanted.items():
             array = np.moveaxis(observed[value.name], channels.axis, 0)
             rows = array.reshape(channels.count, -1).astype(np.float64)
             reach, squares = np.abs(rows).max(1, initial=0), (rows**2).mean(1)
-            known = found.setdefault(value.name, Seen(np.zeros_like(reach), squares))
+            known = seen.setdefault(value.name, Seen(np.zeros_like(reach), squares))
             known.reach = np.maximum(known.reach, reach)
             known.squares += (squares - known.squares) / number
-    return found
+    return seen
 
 
 def equalise(graph: Graph, streams: Sequence[Stream], seen: Mapping[str, Seen]) -> set[str]:

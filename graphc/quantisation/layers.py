@@ -148,17 +148,17 @@ class Choice:
         """The layers that read a value, or what others make of it on the way to them: while one of
         them is quantised, so is the value."""
         layers = {layer.op: layer for layer in self.layers}
-        found: dict[Layer, None] = {}
+        readers: dict[Layer, None] = {}
         waiting, seen = [value], set()
         while waiting:
             reached = waiting.pop()
             for user in reached.users:
                 if user in layers and user.operand(0) is reached:
-                    found[layers[user]] = None
+                    readers[layers[user]] = None
                 elif user in self.followers and user not in seen:
                     seen.add(user)
                     waiting.append(self.followers[user])
-        return list(found)
+        return list(readers)
 
 
 def operands(op: Op) -> list[Value]:
@@ -198,14 +198,14 @@ def _is_float(value: Value) -> bool:
 
 def all_layers(graph: Graph) -> list[Layer]:
     """All layers of a graph, their names distinct."""
-    found, taken = [], set[str]()
+    layers, taken = [], set[str]()
     for op in graph.ops:
         layer = _layer(op, graph)
         if layer is None:
             continue
         layer.name = distinct(op.loc[0] if op.loc else op.output.name, taken)
-        found.append(layer)
-    return found
+        layers.append(layer)
+    return layers
 
 
 def distinct(name: str, taken: set[str]) -> str:

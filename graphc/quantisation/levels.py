@@ -43,13 +43,13 @@ LEVELS: Mapping[str, Level] = {
 
 def checked(names: Iterable[str]) -> tuple[str, ...]:
     """Levels to choose among; ModelError if one is not known, or there is no choice."""
-    found = tuple(dict.fromkeys(names))
-    for name in found:
+    levels = tuple(dict.fromkeys(names))
+    for name in levels:
         if name not in LEVELS:
             known = ", ".join(LEVELS)
             raise ModelError(
                 f"mixture: there is no level {name!r}, but {known}{did_you_mean(name, LEVELS)}"
             )
-    if len(found) < 2:
+    if len(levels) < 2:
         raise ModelError("mixture: name two levels or more, of " + ", ".join(LEVELS))
-    return found
+    return levels

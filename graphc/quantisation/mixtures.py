@@ -86,8 +86,8 @@ def steps_between(
 def by_noise(model: Switchable, level: str) -> list[str]:
     """The layers, those first that bring most noise at a level."""
     noises = model.noises(model.expected())
-    found = {name: own.get(level, 0.0) for name, own in noises.items()}
-    return sorted(found, key=lambda name: -found[name])
+    at_level = {name: own.get(level, 0.0) for name, own in noises.items()}
+    return sorted(at_level, key=lambda name: -at_level[name])
 
 
 def cheapest(model: Switchable, bound: float) -> dict[str, str]:

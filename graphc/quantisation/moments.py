@@ -59,8 +59,8 @@ class Moments:
     def mean_of(self, rows: np.ndarray) -> np.ndarray:
         """The mean of what each row of factors sums up to, shrunk by its standard error (it is a
         sample's mean, not that of all there may be)."""
-        each = len(rows) // len(self.sums)
-        grouped = rows.reshape(len(self.sums), each, -1)
+        per_group = len(rows) // len(self.sums)
+        grouped = rows.reshape(len(self.sums), per_group, -1)
         mean = np.einsum("goc,gc->go", grouped, self.means)
         spread = ((grouped @ self._seconds(True)) * grouped).sum(-1)
         chance = np.maximum(spread, 0) / max(self.count, 1)

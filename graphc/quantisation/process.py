@@ -104,12 +104,12 @@ class Process:
 
     def _at_base(self) -> dict[str, str]:
         """Each layer at the level that was asked for, as far as it can have it."""
-        base, found = self.options.base, {}
+        base, levels = self.options.base, {}
         for layer in self.calibration.choice.layers:
-            found[layer.name] = base if base in self._levels_of(layer, (base,)) else FLOAT
-        for each in self.calibration.recurrent:
-            found[each.name] = "int8" if base in INTEGER else FLOAT
-        return found
+            levels[layer.name] = base if base in self._levels_of(layer, (base,)) else FLOAT
+        for state in self.calibration.recurrent:
+            levels[state.name] = "int8" if base in INTEGER else FLOAT
+        return levels
 
     def _with_float_outputs(self, built: _Built) -> _Built:
         """The model with small output layers float, if that brings the outputs nearer and nothing
@@ -186,7 +186,7 @@ class Process:
         read = rewriting.insert(
             choice, calibration.precision(choice), Assigned(levels, self.options.base)
         )
-        parameters = {layer.name: found for layer, found in read.items()}
+        parameters = {layer.name: own for layer, own in read.items()}
         rows = []
         for layer in every:
             level = levels.get(layer.name, FLOAT)
@@ -231,9 +231,9 @@ class Process:
         wanted = list(dict.fromkeys([*outputs, *names]))
         model = self.calibration.model
         expected = model.values(wanted, self.data)
-        found = Observed(graph, model.compiling).values(wanted, self.data)
+        observed = Observed(graph, model.compiling).values(wanted, self.data)
         comparison, sums = Comparison(self.options.labels), {name: [0.0, 0.0] for name in names}
-        for want, have in zip(expected, found, strict=True):
+        for want, have in zip(expected, observed, strict=True):
             comparison.add({n: want[n] for n in outputs}, have)
             for name, pair in sums.items():
                 wide = want[name].astype(np.float64)

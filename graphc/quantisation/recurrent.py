@@ -111,7 +111,7 @@ class RecurrentWeights:
 def recurrent_layers(graph: Graph) -> list[RecurrentLayer]:
     """The recurrent layers of a graph whose weights are constant and float32, their names others
     than those of its other layers."""
-    found: list[RecurrentLayer] = []
+    layers: list[RecurrentLayer] = []
     taken = {layer.name for layer in all_layers(graph)}
     for op in graph.ops:
         if op.name not in RECURRENT or op.defn.domain or not op.outputs:
@@ -122,8 +122,8 @@ def recurrent_layers(graph: Graph) -> list[RecurrentLayer]:
         if any(v is None or not _is_finite(v) for v in operands[1:]):
             continue
         name = distinct(op.loc[0] if op.loc else op.outputs[0].name, taken)
-        found.append(RecurrentLayer(op, name))
-    return found
+        layers.append(RecurrentLayer(op, name))
+    return layers
 
 
 def _is_float(value: Value) -> bool:
@@ -168,11 +168,11 @@ def rounded(layer: RecurrentLayer, moments: RecurrentMoments) -> RecurrentWeight
         corrects = bias is not None and (number == W or layer.op.name != "GRU")
         seconds = own.estimated(corrects)
         codes[number], scales[number] = np.empty(rows.shape), np.empty(rows.shape[:2])
-        for way, each in enumerate(rows):
+        for way, matrix in enumerate(rows):
             known = seconds[min(way, len(seconds) - 1)]
-            steps = rounding.scales_of(each, LARGEST, known)
+            steps = rounding.scales_of(matrix, LARGEST, known)
             scales[number][way] = steps
-            codes[number][way] = rounding.with_feedback(each, steps, LARGEST, known)
+            codes[number][way] = rounding.with_feedback(matrix, steps, LARGEST, known)
         lost = rows - codes[number] * scales[number][:, :, None]
         if corrects and bias is not None:
             bias[:, number - 1] += _means(own, lost)
@@ -183,7 +183,7 @@ def _means(moments: Moments, lost: np.ndarray) -> np.ndarray:
     """The means of what rows [directions, rows, columns] sum up to."""
     if len(moments.sums) == len(lost):
         return moments.mean_of(lost.reshape(-1, lost.shape[2])).reshape(lost.shape[:2])
-    return np.stack([moments.mean_of(each) for each in lost])
+    return np.stack([moments.mean_of(matrix) for matrix in lost])
 
 
 def put(graph: Graph, layer: RecurrentLayer, made: RecurrentWeights) -> Op:

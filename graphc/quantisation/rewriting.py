@@ -128,10 +128,10 @@ def insert(choice: Choice, made: Precision, levels: Assigned | Switches) -> dict
 
 def _governing(choice: Choice) -> dict[int, list[Layer]]:
     """The layers that read values of each group."""
-    found: dict[int, list[Layer]] = {}
+    layers: dict[int, list[Layer]] = {}
     for value, group in choice.groups.items():
-        found.setdefault(group, []).extend(choice.governing(value))
-    return found
+        layers.setdefault(group, []).extend(choice.governing(value))
+    return layers
 
 
 def _put_pair(
@@ -172,8 +172,8 @@ def _switch_weights(
     op, name = layer.op, [layer.name]
     b = Builder(graph, op, op.loc)
     real = op.operand(1)
-    for level, each in made.weights.items():
-        real = switches.mixed(b, name, level, _real_weights(b, layer, each[layer.name]), real)
+    for level, weights in made.weights.items():
+        real = switches.mixed(b, name, level, _real_weights(b, layer, weights[layer.name]), real)
     for level, stored in made.stored.items():
         if layer.name in stored:
             real = switches.mixed(b, name, level, stored[layer.name](b), real)

@@ -35,7 +35,7 @@ def shared_scale(
 ) -> np.ndarray:
     """The scales of rows replaced by one for all, at most the largest: of least squared error."""
     tried = [np.full_like(scales, np.float32(scales.max() * share)) for share in SHARED]
-    return min(tried, key=lambda each: float(_errors(rows, each, largest, moments).sum()))
+    return min(tried, key=lambda shared: float(_errors(rows, shared, largest, moments).sum()))
 
 
 def _errors(

@@ -77,11 +77,11 @@ class Gathering:
         self.by_loc: dict[tuple[str, ...], list[int]] = {}
         for number, step in enumerate(self.steps):
             self.by_loc.setdefault(tuple(step["loc"]), []).append(number)
-        found = list(map(self._group, range(len(self.ops))))
+        grouped = list(map(self._group, range(len(self.ops))))
         return finite(digits=DIGITS, data={
             "format": FORMAT, "version": VERSION,
             "about": {**about, "peaks": self._peaks(), "interface": self._interface()},
-            "layers": list(self._layers()), "groups": found, "steps": self.steps,
+            "layers": list(self._layers()), "groups": grouped, "steps": self.steps,
             "kernels": self.kernels, "arenas": list(map(_arena, self.programs)),
         })  # fmt: skip
 
@@ -197,7 +197,7 @@ class Gathering:
             self.steps.append({"program": number, **told})
 
     def _step(self, costs: Costs, step: AnyStep, program: Program, place: int) -> Data:
-        times = next((each for timed, each in self.times if timed is program), None)
+        times = next((measured for timed, measured in self.times if timed is program), None)
         calls, seconds = (1.0, 0.0) if times is None else map(float, times[:, place])
         made: StepTime = costs.step(step, calls, seconds)
         return {
@@ -234,11 +234,11 @@ def _layer(layer: Layer, answer: Answer) -> Data:
 
 def _by_name(locs: Iterable[Sequence[str]]) -> dict[str, list[int]]:
     """By layer, the numbers of what comes from it."""
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for number, loc in enumerate(locs):
         for name in dict.fromkeys(loc):
-            found.setdefault(name, []).append(number)
-    return found
+            numbers.setdefault(name, []).append(number)
+    return numbers
 
 
 def _operands(op: Op) -> list[Value]:

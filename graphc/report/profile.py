@@ -143,14 +143,14 @@ def profile_of(measured: Measured, peaks: Peaks | None) -> Profile:
 
 def step_times(measured: Measured, peaks: Peaks | None) -> list[StepTime]:
     """The steps of all programs that ran, in order."""
-    found: list[StepTime] = []
+    times: list[StepTime] = []
     for program, (calls, seconds) in medians(measured):
         program = known(program)
         costs = Costs(program, peaks)
         for number, step in enumerate(ending(program.steps)):
             if calls[number]:
-                found.append(costs.step(step, float(calls[number]), float(seconds[number])))
-    return found
+                times.append(costs.step(step, float(calls[number]), float(seconds[number])))
+    return times
 
 
 def medians(measured: Measured) -> Iterator[tuple[Program, np.ndarray]]:

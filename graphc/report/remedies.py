@@ -40,10 +40,10 @@ class Remedy:
 def told(report: Data) -> Data:
     """Limits and remedies of a report, as data for it."""
     facts = Facts(report)
-    found = [r for make in REMEDIES for r in make(facts) if r.gain >= LEAST]
-    found.sort(key=lambda r: (r.effort, -r.gain))
+    remedies = [r for make in REMEDIES for r in make(facts) if r.gain >= LEAST]
+    remedies.sort(key=lambda r: (r.effort, -r.gain))
     by_title: dict[str, Remedy] = {}  # each by its largest gain
-    for remedy in found:
+    for remedy in remedies:
         by_title.setdefault(remedy.title, remedy)
     return {
         "limits": [*_time(facts), *_outside(facts), *_memory(facts)],

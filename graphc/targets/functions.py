@@ -35,7 +35,7 @@ def _named(kernels: Iterable[str]) -> str:
 
 
 def _joined(functions: Iterator[tuple[str, str]]) -> dict[str, str]:
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for name, text in functions:
-        found.setdefault(name, []).append(text)
-    return {name: "\n\n".join(texts) + "\n" for name, texts in found.items()}
+        by_name.setdefault(name, []).append(text)
+    return {name: "\n\n".join(texts) + "\n" for name, texts in by_name.items()}

@@ -350,7 +350,7 @@ class MicroC(Tuned, Trains):
         """ModelError if options do not go with state."""
         others = {"--train": self.train is not None, "--io arena": self.io == "arena",
                   "open dimensions": not job.closed}  # fmt: skip
-        wrong = [name for name, found in others.items() if found]
+        wrong = [name for name, is_given in others.items() if is_given]
         if self.state is not None and wrong:
             raise ModelError(f"--state: goes without {' and '.join(wrong)}")
 

@@ -147,8 +147,8 @@ class _Layer:
         whole = self._made(graph, op.name, [given, self.weight.output], attrs)
         groups = op.attrs.get("group", 1) if op.name == "Conv" else 1
         if groups > 1:
-            each = len(value) // groups
-            taken = np.array([c // each for c in chosen])[:, None] * value.shape[1]
+            per_group = len(value) // groups
+            taken = np.array([c // per_group for c in chosen])[:, None] * value.shape[1]
             channels = (taken + np.arange(value.shape[1])).reshape(-1)
             index = self._constant(graph, channels.astype(np.int64))
             given = self._made(graph, "Gather", [given, index], {"axis": 1})

@@ -100,11 +100,11 @@ class Fitting:
         self.step.restore(state, str(path))
         return True
 
-    def _compare(self, path: str, found: Mapping[str, object]) -> None:
+    def _compare(self, path: str, saved: Mapping[str, object]) -> None:
         for name, value in self._description().items():
-            if found.get(name) != value:
+            if saved.get(name) != value:
                 raise ModelError(
-                    f"{path}: is the checkpoint of a run with {name} {found.get(name)}, this one "
+                    f"{path}: is the checkpoint of a run with {name} {saved.get(name)}, this one "
                     f"has {value}"
                 )
 

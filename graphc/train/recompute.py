@@ -212,14 +212,14 @@ class _Plan:
 
     def _behind_views(self, values: set[Value]) -> set[Value]:
         """Values, and those that they are views of."""
-        found, pending = set(values), list(values)
+        reached, pending = set(values), list(values)
         while pending:
             op = pending.pop().producer
             if op is not None and self.is_free(op):
-                more = {v for v in op.inputs if v is not None} - found
-                found |= more
+                more = {v for v in op.inputs if v is not None} - reached
+                reached |= more
                 pending += more
-        return found
+        return reached
 
     @property
     def forward(self) -> int:

@@ -94,10 +94,10 @@ class StepPrinter:
             copy = "memmove" if step.overlaps else "memcpy"
             self.line(f"{copy}({target}, {source}, {nbytes});")
 
-    def nbytes(self, count: Dim, each: int) -> str:
+    def nbytes(self, count: Dim, size: int) -> str:
         """The bytes of so many elements."""
         assert isinstance(count, int), "this form of C has no sizes"
-        return f"{count * each}u"
+        return f"{count * size}u"
 
     def number(self, dim: Dim) -> str:
         """A number over sizes, as a factor or an operand of a comparison."""

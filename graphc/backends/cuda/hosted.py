@@ -71,17 +71,17 @@ class HostedRun:
             self.launch(range(len(self.source.steps)), self.sizes)
         else:
             perform(self.source.flow, self.sizes, self)
-        bounded, found = _bounded_outputs(self.source), []
+        bounded, arrays = _bounded_outputs(self.source), []
         for number, (name, type) in enumerate(self.source.program.outputs):
             shape = tuple([largest(self.extent(dim)) for dim in type.dims])  # known by now
-            found.append(self.results[number][: math.prod(shape)].reshape(shape))
+            arrays.append(self.results[number][: math.prod(shape)].reshape(shape))
             if number in bounded:
                 continue
-            missing = np.flatnonzero(self.defined["output", number][: found[-1].nbytes] == 0)
+            missing = np.flatnonzero(self.defined["output", number][: arrays[-1].nbytes] == 0)
             if missing.size:
                 element = int(missing[0]) // type.dtype.size
                 raise SimulationError(f"output {name}: element {element} was never written")
-        return found
+        return arrays
 
     def launch(self, numbers: Sequence[int], known: Mapping[str, int], *further: int) -> None:
         for number in numbers:

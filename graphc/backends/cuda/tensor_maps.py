@@ -64,7 +64,7 @@ def cluster_of(kernel: Kernel) -> int:
 
 
 def _number(expr: Any) -> int:
-    found = simplify(expr)
-    if not isinstance(found, Const):
+    number = simplify(expr)
+    if not isinstance(number, Const):
         raise InternalError(f"the map of a tensor must be of numbers, found {expr}")
-    return int(found.value)
+    return int(number.value)

@@ -146,8 +146,8 @@ class _Dot:
         if self.codes is None:
             return words
         shift, bits = self.codes
-        words = self.each("lshr", words, shift)
-        return words if bits == 8 else self.each("and", words, ((1 << bits) - 1) * 0x01010101)
+        words = self.lanewise("lshr", words, shift)
+        return words if bits == 8 else self.lanewise("and", words, ((1 << bits) - 1) * 0x01010101)
 
     @property
     def is_mixed(self) -> bool:
@@ -181,13 +181,13 @@ class _Dot:
     def signed(self, start: Typed, word: Typed, words: Typed) -> Typed:
         """sdot."""
         if self.dtype is u8:
-            word = self.each("xor", word, FLIP)
+            word = self.lanewise("xor", word, FLIP)
         return self._neon("sdot", start, self.e.splat(word, start.lanes), words)
 
     def mixed(self, start: Typed, word: Typed, words: Typed) -> Typed:
         """usdot."""
         if self.dtype is not u8 and not self.of_codes:
-            word = self.each("xor", word, FLIP)
+            word = self.lanewise("xor", word, FLIP)
         a = self.e.splat(word, start.lanes)
         return self._neon("usdot", start, *((words, a) if self.of_codes else (a, words)))
 
@@ -203,7 +203,7 @@ class _Dot:
         """vpdpbusd."""
         a = self.e.splat(word, start.lanes)
         if self.dtype is not u8 and not self.of_codes:
-            a = self.each("xor", a, FLIP)
+            a = self.lanewise("xor", a, FLIP)
         unsigned, signed = (words, a) if self.of_codes else (a, words)
         name = vnni_intrinsic(start.lanes)
         self.e.declare(f"declare {start.type} @{name}({start.type}, {start.type}, {start.type})")
@@ -215,14 +215,14 @@ class _Dot:
         a, w = self._halves(self.e.splat(word, start.lanes)), self._halves(words)
         for odd in (False, True):
             x, y = self._byte(a, odd, self.dtype is u8), self._byte(w, odd, self.of_codes)
-            start = _pair_products(self.e, name, start, self.each("sub", x, self.centre), y)
+            start = _pair_products(self.e, name, start, self.lanewise("sub", x, self.centre), y)
         return start
 
     def plain(self, start: Typed, word: Typed, words: Typed) -> Typed:
         """Four products."""
         a = self.e.splat(word, start.lanes)
         for place in range(LANES):
-            x = self.each("sub", self._extended(a, place, self.dtype is u8), self.centre)
+            x = self.lanewise("sub", self._extended(a, place, self.dtype is u8), self.centre)
             y = self._extended(words, place, self.of_codes)
             product = self.e.op(f"mul {x.type} {x.text}, {y.text}", i32, start.lanes)
             start = self.e.op(f"add {x.type} {start.text}, {product.text}", i32, start.lanes)
@@ -237,15 +237,15 @@ class _Dot:
     def _byte(self, x: Typed, odd: bool, unsigned: bool) -> Typed:
         """One byte of each 16 bits, as 16 bits."""
         if not odd:
-            x = self.each("shl", x, 8)
-        return self.each("lshr" if unsigned else "ashr", x, 8)
+            x = self.lanewise("shl", x, 8)
+        return self.lanewise("lshr" if unsigned else "ashr", x, 8)
 
     def _extended(self, x: Typed, place: int, unsigned: bool) -> Typed:
         """One byte of each 32 bits, as 32 bits."""
-        x = self.each("shl", x, 8 * (LANES - 1 - place))
-        return self.each("lshr" if unsigned else "ashr", x, 24)
+        x = self.lanewise("shl", x, 8 * (LANES - 1 - place))
+        return self.lanewise("lshr" if unsigned else "ashr", x, 24)
 
-    def each(self, word: str, x: Typed, number: int) -> Typed:
+    def lanewise(self, word: str, x: Typed, number: int) -> Typed:
         """An operation with the same number in every lane."""
         if number == 0:
             return x

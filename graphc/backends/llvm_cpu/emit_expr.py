@@ -183,9 +183,9 @@ class ExprEmitter(ScalarEmitter):
     def is_unsafe(self, node: Expr) -> bool:
         """Whether an expression has a load that is not provably in bounds."""
         known = self.unsafe
-        found = known.get(node)
-        if found is not None:
-            return found
+        unsafe = known.get(node)
+        if unsafe is not None:
+            return unsafe
         for part in walk(node, known):
             inner = any([known[c] for c in part.children])
             known[part] = inner or isinstance(part, Load) and self._may_miss(part)

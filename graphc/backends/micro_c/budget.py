@@ -151,9 +151,9 @@ def weights_of(step: Step) -> int:
     return sum(s.elements * s.dtype.size for s in step.slots if s.space == "const")
 
 
-def _bytes(count: int, each: float) -> int:
+def _bytes(count: int, size: float) -> int:
     """So many operators as code, of whole halfwords."""
-    return round(count * each / 2) * 2
+    return round(count * size / 2) * 2
 
 
 def _function(name: str, text: str, operator_bytes: float) -> Function:

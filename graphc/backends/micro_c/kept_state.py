@@ -24,15 +24,15 @@ Parameters = Mapping[tuple[str, int], Quantisation]
 
 def pairs(text: str) -> dict[str, str]:
     """The outputs that replace inputs, from `h_in=h_out,c_in=c_out`."""
-    found: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     for part in text.split(","):
         name, equals, output = part.strip().partition("=")
         if not (equals and name and output):
             raise ModelError(f"--state {text}: expected INPUT=OUTPUT, found {part.strip()!r}")
-        if name in found or output in found.values():
+        if name in outputs or output in outputs.values():
             raise ModelError(f"--state {text}: an input and an output of a pair belong to it alone")
-        found[name] = output
-    return found
+        outputs[name] = output
+    return outputs
 
 
 def paired(graph: Graph, text: str, typed: bool = True) -> dict[int, int]:
@@ -77,14 +77,14 @@ def moved(
                 f"replaces it {ways[1]}; they must be equal"
             )
     state, gone = list(numbers), {"input": set(numbers), "output": set(numbers.values())}
-    found = {}
+    renumbered = {}
     for (side, number), way in parameters.items():
         if number not in gone[side]:
             before = sum(other < number for other in gone[side])
-            found[side, number - before] = way
+            renumbered[side, number - before] = way
         elif side == "input":
-            found["state", state.index(number)] = way
-    return found
+            renumbered["state", state.index(number)] = way
+    return renumbered
 
 
 def zeroed(graph: Graph, feeds: Mapping[str, Any], kept: Mapping[int, int]) -> dict[str, Any]:

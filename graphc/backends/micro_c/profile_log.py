@@ -16,8 +16,8 @@ def read_profile(text: str, program: Program) -> list[list[int]]:
     not those of the program, or there are none."""
     names = [literal(layer_title(step)) for step in program.calls]
     counts: list[list[int]] = [[] for _ in names]
-    for found in filter(None, map(LINE.search, text.splitlines())):
-        layer, count, name = int(found[1]), int(found[2]), (found[3] or "").strip()
+    for match in filter(None, map(LINE.search, text.splitlines())):
+        layer, count, name = int(match[1]), int(match[2]), (match[3] or "").strip()
         if layer >= len(names) or name not in ("", names[layer]):
             known = names[layer] if layer < len(names) else f"none, of {len(names)}"
             raise ModelError(

@@ -75,11 +75,11 @@ class Sizes(SizesInC):
             f"sizes->{self.fields[size]} = {self.read(size)};",
         ]
 
-    def nbytes(self, count: Dim, each: int) -> str:
+    def nbytes(self, count: Dim, size: int) -> str:
         """The C text of the bytes of so many elements."""
         if isinstance(count, int):
-            return f"{count * each}u"
-        return f"(uint32_t)({self.spelled(as_expr(count, i64) * each)})"
+            return f"{count * size}u"
+        return f"(uint32_t)({self.spelled(as_expr(count, i64) * size)})"
 
     def passed(self, values: Sequence[Dim]) -> str:
         """The sizes of a kernel as the elements of an array; all fit 32 bits."""

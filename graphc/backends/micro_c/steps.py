@@ -54,8 +54,8 @@ class StepLines(StepPrinter):
             for text in self.model.sizes.counted(step.size, self.value(step.slot, i64)):
                 self.line(text)
 
-    def nbytes(self, count: Dim, each: int) -> str:
-        return self.model.sizes.nbytes(count, each)
+    def nbytes(self, count: Dim, size: int) -> str:
+        return self.model.sizes.nbytes(count, size)
 
     def number(self, dim: Dim) -> str:
         text = self.model.sizes.text(dim)

@@ -86,7 +86,7 @@ def _kinds(part: Any, inner: str) -> list[str]:
     if not part:
         return []
     if part["type"] == "Sequence":
-        return [kind for each in part[inner] for kind in _kinds(each, inner)]
+        return [kind for piece in part[inner] for kind in _kinds(piece, inner)]
     return [part["type"]]
 
 

@@ -135,17 +135,17 @@ class Node:
 
     def quantisation(self, tensor: Tensor) -> Quantisation:
         """How the integers of a tensor are to be read, with positive scales."""
-        found = tensor.quantisation
-        if found is None or not (found.scale > 0).all():
+        quantisation = tensor.quantisation
+        if quantisation is None or not (quantisation.scale > 0).all():
             raise ModelError(f"{tensor.where} is {tensor.kind} and needs a scale above 0")
-        return found
+        return quantisation
 
     def scale(self, tensor: Tensor) -> float:
         """The only scale of a tensor."""
-        found = self.quantisation(tensor)
-        if found.scale.size != 1:
-            raise UnsupportedError(f"{tensor.where} has {found.scale.size} scales, expected one")
-        return float(found.scale[0])
+        scales = self.quantisation(tensor).scale
+        if scales.size != 1:
+            raise UnsupportedError(f"{tensor.where} has {scales.size} scales, expected one")
+        return float(scales[0])
 
     def zero_point(self, tensor: Tensor) -> int:
         """The only zero point of a tensor."""

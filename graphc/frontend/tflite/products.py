@@ -198,11 +198,11 @@ def _floats(node: Node, axis: int) -> np.ndarray:
         raise UnsupportedError(
             f"an input of float32 with weights of {tensor.kind} is not supported"
         )
-    found, shape = node.quantisation(tensor), [1] * weights.ndim
-    if found.scale.size > 1:
-        shape[axis] = found.scale.size
-    whole = weights.astype(np.int64) - found.zero.reshape(shape)
-    return whole.astype(np.float32) * found.scale.reshape(shape)
+    quantisation, shape = node.quantisation(tensor), [1] * weights.ndim
+    if quantisation.scale.size > 1:
+        shape[axis] = quantisation.scale.size
+    whole = weights.astype(np.int64) - quantisation.zero.reshape(shape)
+    return whole.astype(np.float32) * quantisation.scale.reshape(shape)
 
 
 def _factors(node: Node, channels: int) -> Factors:
@@ -213,16 +213,18 @@ def _factors(node: Node, channels: int) -> Factors:
             f"an input of {x.kind} with weights of {w.kind} is not supported; there are float32, "
             "and int8 or int16 with weights of int8"
         )
-    found = node.quantisation(w)
-    if found.zero.any():
+    quantisation = node.quantisation(w)
+    if quantisation.zero.any():
         raise UnsupportedError("weights with a zero point are not supported; they are symmetric")
-    if found.scale.size not in (1, channels):
-        raise ModelError(f"its weights have {found.scale.size} scales for {channels} channels")
+    if quantisation.scale.size not in (1, channels):
+        raise ModelError(
+            f"its weights have {quantisation.scale.size} scales for {channels} channels"
+        )
     sx, sy = node.scale(x), node.scale(y)
-    if node.op.kind == "FULLY_CONNECTED" and found.scale.size == 1:
-        real = [float(np.float32(sx) * found.scale[0]) / sy]
+    if node.op.kind == "FULLY_CONNECTED" and quantisation.scale.size == 1:
+        real = [float(np.float32(sx) * quantisation.scale[0]) / sy]
     else:
-        real = [sx * float(s) / sy for s in found.scale]
+        real = [sx * float(s) / sy for s in quantisation.scale]
     return Factors.of(*real)
 
 

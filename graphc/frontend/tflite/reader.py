@@ -88,8 +88,8 @@ class Operator:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """An option that is a vector of integers."""
-        found = self.option(f"{name}AsNumpy")
-        return tuple(map(int, found)) if isinstance(found, np.ndarray) else ()
+        vector = self.option(f"{name}AsNumpy")
+        return tuple(map(int, vector)) if isinstance(vector, np.ndarray) else ()
 
 
 @dataclass(frozen=True)
@@ -283,18 +283,18 @@ class _Reader:
         )
 
     def quantisation(self, tensor: Any, shape: tuple[int, ...], where: str) -> Quantisation | None:
-        found = tensor.Quantization()
-        if found is None:
+        parameters = tensor.Quantization()
+        if parameters is None:
             return None
-        scale = self.numbers(found.ScaleAsNumpy()).astype(np.float32)
-        zero = self.numbers(found.ZeroPointAsNumpy()).astype(np.int64)
+        scale = self.numbers(parameters.ScaleAsNumpy()).astype(np.float32)
+        zero = self.numbers(parameters.ZeroPointAsNumpy()).astype(np.int64)
         if not scale.size:
             return None
-        if found.DetailsType():
+        if parameters.DetailsType():
             raise UnsupportedError(f"{where}: quantisation of a custom kind is not supported")
         if not zero.size:
             zero = np.zeros(scale.size, np.int64)
-        axis = found.QuantizedDimension()
+        axis = parameters.QuantizedDimension()
         if zero.size not in (1, scale.size):
             raise ModelError(f"{where}: {scale.size} scales, but {zero.size} zero points")
         if not (np.isfinite(scale).all() and (scale >= 0).all()):

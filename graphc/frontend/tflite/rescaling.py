@@ -168,9 +168,9 @@ def once(factors: Factors, span: Span, limits: Limits) -> Once | None:
     for finer in FINER:
         shift = 31 - largest + finer
         if 1 <= shift <= MOST_SHIFT:
-            found = _fitting(factors, span, first, steps, finer, shift)
-            if found is not None:
-                return Once(finer, *found, shift)
+            fitting = _fitting(factors, span, first, steps, finer, shift)
+            if fitting is not None:
+                return Once(finer, *fitting, shift)
     return None
 
 

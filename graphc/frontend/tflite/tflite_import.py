@@ -84,10 +84,10 @@ class Importer:
 
 def _output_names(contents: Contents, names: list[str]) -> list[str]:
     """Names of the results; one that is listed again gets another."""
-    found: list[str] = []
+    unique: list[str] = []
     for number in contents.outputs:
         name = names[number]
-        while name in found:
+        while name in unique:
             name += "_"
-        found.append(name)
-    return found
+        unique.append(name)
+    return unique

@@ -18,7 +18,7 @@ from graphc.ir.opdef import Float, Int, composite
 DOMAIN = "ai.onnx.preview.training"
 
 
-def _each(tensors: Sequence[Value], kinds: int, update: Callable[..., tuple]) -> list[Value]:
+def _updated(tensors: Sequence[Value], kinds: int, update: Callable[..., tuple]) -> list[Value]:
     """update(parameter, gradient, averages...) for each parameter; results grouped by kind."""
     count, rest = divmod(len(tensors), kinds)
     if rest or not count:
@@ -52,7 +52,7 @@ def adagrad(
         scale = b.Add(b.Sqrt(squares), epsilon)
         return b.Sub(x, b.Div(b.Mul(step, gradient), scale)), squares
 
-    return _each(tensors, 3, update)
+    return _updated(tensors, 3, update)
 
 
 @composite("Adam", domain=DOMAIN, outputs=None)
@@ -75,7 +75,7 @@ def adam(
         new = b.Sub(x, b.Div(b.Mul(step, mean), scale))
         return b.Mul(new, 1 - norm_coefficient_post), mean, squares
 
-    return _each(tensors, 4, update)
+    return _updated(tensors, 4, update)
 
 
 @composite("Momentum", domain=DOMAIN, outputs=None)
@@ -96,4 +96,4 @@ def momentum(
         ahead = b.Add(gradient, b.Mul(average, alpha)) if mode == "nesterov" else average
         return b.Sub(x, b.Mul(rate, ahead)), average
 
-    return _each(tensors, 3, update)
+    return _updated(tensors, 3, update)

@@ -89,15 +89,15 @@ def can_judge(kernel: Kernel) -> bool:
 
 def unknown(kernel: Kernel) -> set[str]:
     """The buffers that are accessed at positions which depend on data."""
-    found = set()
+    buffers = set()
     for stmt in walk_stmts(kernel.body):
         if isinstance(stmt, Store) and not all(map(_is_known, stmt.index)):
-            found.add(stmt.buffer)
+            buffers.add(stmt.buffer)
         for root in exprs(stmt):
             for node in walk(root):
                 if isinstance(node, Load) and not all(map(_is_known, node.index)):
-                    found.add(node.source)
-    return found
+                    buffers.add(node.source)
+    return buffers
 
 
 def _is_known(position: Expr) -> bool:

@@ -316,8 +316,8 @@ def _bounds(match: Attention, upper: bool) -> Iterator[Expr]:
         condition, score, other = score.args
         if not (isinstance(other, Const) and other.value == -math.inf):
             return
-        found = (_bound(c, match.key, upper) for c in conjuncts(condition))
-        yield from (bound for bound in found if bound is not None)
+        bounds = (_bound(c, match.key, upper) for c in conjuncts(condition))
+        yield from (bound for bound in bounds if bound is not None)
 
 
 def _bound(condition: Expr, key: Index, upper: bool) -> Expr | None:

@@ -85,8 +85,8 @@ class Flow:
         return {self.group(value) for value in self.whole}
 
     def axis(self, value: Value | None) -> int | None:
-        found = None if value is None else self.known.get(value)
-        return None if found is None else found.axis
+        ranges = None if value is None else self.known.get(value)
+        return None if ranges is None else ranges.axis
 
     def _follow(self, op: Op) -> None:
         variable = [n for n, v in enumerate(op.inputs) if self.axis(v) is not None]

@@ -75,9 +75,9 @@ def channels(region: Region) -> dict[Value, Channels]:
         key = _sources(op, known)
         if key not in made:
             made[key] = _of(op, known)
-        found = made[key]
-        if found is not None:
-            known[op.output] = found
+        ranges = made[key]
+        if ranges is not None:
+            known[op.output] = ranges
     return known
 
 
@@ -148,7 +148,7 @@ class Grid:
     chosen: Mapping[Index, np.ndarray] = field(default_factory=dict)
     places: dict[Index, Interval] = field(default_factory=dict)
     dims: dict[Index, int] = field(default_factory=dict)
-    found: dict[Expr, Interval | None] = field(default_factory=dict)
+    intervals: dict[Expr, Interval | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         indices = [] if self.axis is None else [own_index(self.op.output)[self.axis]]
@@ -163,12 +163,12 @@ class Grid:
 
     def of(self, expr: Expr) -> Interval | None:
         """What an expression can be; None if nothing is known of its type."""
-        if expr not in self.found:
+        if expr not in self.intervals:
             ends = self._evaluate(expr)
             if ends is not None and ends.low.ndim < self.rank:
                 ends = ends.map(self._shaped)
-            self.found[expr] = ends
-        return self.found[expr]
+            self.intervals[expr] = ends
+        return self.intervals[expr]
 
     def _evaluate(self, expr: Expr) -> Interval | None:
         if isinstance(expr, Const):
@@ -316,12 +316,12 @@ class Grid:
     def terms(self, node: Reduce, kept: Index) -> np.ndarray:
         """Whether what each place of an index adds to a sum is a number, and this number: arrays of
         the result's channels by these places. (NaN where it is none.)"""
-        found = self._reduced(node, (kept,))
+        interval = self._reduced(node, (kept,))
         shape = (1 if self.axis is None else self.op.output.tensor.extent(self.axis),
                  self.places[kept].low.size)  # fmt: skip
-        if found is None:
+        if interval is None:
             return np.full(shape, np.nan)
-        numbers = np.where(found.is_point, found.low.astype(np.float64), np.nan)
+        numbers = np.where(interval.is_point, interval.low.astype(np.float64), np.nan)
         own = () if self.axis is None else (0,)
         order = (*own, self.dims[kept])
         rest = tuple(n for n in range(self.rank) if n not in order)

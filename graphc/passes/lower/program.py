@@ -275,16 +275,16 @@ class Lowering:
     def loops(self, parts: list[Computation]) -> Lowered | None:
         """One kernel of several computations, if all are nothing but parallel loops."""
         lowered = [self.choose(part) for part in parts]
-        body = tuple(stmt for each in lowered for stmt in each.kernel.body)
-        if len(parts) < 2 or any(each.temporaries for each in lowered):
+        body = tuple(stmt for choice in lowered for stmt in choice.kernel.body)
+        if len(parts) < 2 or any(choice.temporaries for choice in lowered):
             return None
         if not all(isinstance(stmt, For) and stmt.kind == "parallel" for stmt in body):
             return None
-        params = {b.name: b for access in ("in", "out") for each in lowered
-                  for b in each.kernel.params if b.access == access}  # fmt: skip
+        params = {b.name: b for access in ("in", "out") for choice in lowered
+                  for b in choice.kernel.params if b.access == access}  # fmt: skip
         kernel = replace(lowered[0].kernel, params=tuple(params.values()), body=body)
-        read = sum((Counter(each.read) for each in lowered), Counter())
-        flops = sum(each.flops for each in lowered)
+        read = sum((Counter(choice.read) for choice in lowered), Counter())
+        flops = sum(choice.flops for choice in lowered)
         return Lowered(kernel, flops=flops, read=read, strategy=lowered[0].strategy)
 
     def is_view(self, op: Op, part: Computation, output: Value, names: dict[str, Value]) -> bool:

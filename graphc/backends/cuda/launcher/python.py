@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("run_model.py")
 README = """\
 # {name}
 
-{launches} kernel launches {each}; on the device, weights of {weights} bytes and an arena of
+{launches} kernel launches {when}; on the device, weights of {weights} bytes and an arena of
 {arena} bytes.
 
 | | |
@@ -62,7 +62,7 @@ def python_files(name: str, plan: Mapping) -> dict[str, str]:
     readme = README.format(
         name=name,
         launches=len(plan["launches"]),
-        each="in loops and branches" if "steps" in plan else "per inference",
+        when="in loops and branches" if "steps" in plan else "per inference",
         weights=plan["weights_bytes"],
         arena=plan["arena_bytes"],
         inputs=_cell(inputs(plan)),

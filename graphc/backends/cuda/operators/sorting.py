@@ -142,9 +142,9 @@ def _sort(
         first, part = unflatten_index(g.block, (parts_of(lines, block.together), parts))
         held = g.shared(what.worst.dtype, block.slots), g.shared(i32, block.slots)
 
-        def each(extent: int, use: Callable[[Place, Expr, Expr], None]) -> None:
+        def over_items(extent: int, use: Callable[[Place, Expr, Expr], None]) -> None:
             """All of so many items of the lines; what are neighbours in memory, together."""
-            _each(g, block, extent, across, lambda own, n: within_lines(own, n, use))
+            _over_items(g, block, extent, across, lambda own, n: within_lines(own, n, use))
 
         def within_lines(own: Expr, n: Expr, use: Callable[[Place, Expr, Expr], None]) -> None:
             with within(k, first * block.together + own, lines) as line:
@@ -158,10 +158,10 @@ def _sort(
         _fill(k, g, block, held, _last(what))
         if across:  # else a thread loads the slots that it has filled
             k.emit(Barrier())
-        each(block.size, load)
+        over_items(block.size, load)
         k.emit(Barrier())
         _network(k, g, block, held, what)
-        each(keep, lambda line, n, slot: put(line, part, n, (held[0][slot], held[1][slot])))
+        over_items(keep, lambda line, n, slot: put(line, part, n, (held[0][slot], held[1][slot])))
 
 
 def _fill(k: Collectives, g: Grid, block: _Block, held: tuple[Buffer, ...], item: Item) -> None:
@@ -170,7 +170,7 @@ def _fill(k: Collectives, g: Grid, block: _Block, held: tuple[Buffer, ...], item
             k.store(buffer, slot, value)
 
 
-def _each(
+def _over_items(
     g: Grid, block: _Block, extent: int, across: bool, use: Callable[[Expr, Expr], None]
 ) -> None:
     """Every line of a block and every item below an extent, threads next to one another at what

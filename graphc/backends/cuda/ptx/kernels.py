@@ -196,7 +196,7 @@ class _Ready:
         variables = [v for v in module.variables if v.space != "shared"]
         first = len(function.parameters)
         addresses = {v.name: _base(first + n) for n, v in enumerate(variables)}
-        used = {o for each in function.instructions for o in each.text.replace("[", " ").split()}
+        used = {o for line in function.instructions for o in line.text.replace("[", " ").split()}
         shared = [v for v in outer if any(v.name in text for text in used)]
         self.code: Code = Decoder(function, shared, addresses).decode()
         self.variables = [(v, np.frombuffer(_contents(v), np.uint8).copy()) for v in variables]

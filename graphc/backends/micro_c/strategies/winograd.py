@@ -156,8 +156,8 @@ def _unfit(windows: Windows) -> str:
 
 def _stack(windows: Windows, tiles: int) -> tuple[int, int]:
     """The bytes of `down` and of `image`, of so many tiles."""
-    each = windows.depth.count * i16.size
-    return each * SIDE * STEP * (tiles + 1), each * PLACES * tiles
+    place_bytes = windows.depth.count * i16.size
+    return place_bytes * SIDE * STEP * (tiles + 1), place_bytes * PLACES * tiles
 
 
 def _differences(d: Sequence[Expr]) -> list[Expr]:

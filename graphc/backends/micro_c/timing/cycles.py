@@ -43,11 +43,11 @@ def cycles_of(
 
 def instructions(code: Mapping[int, Instruction], first: int, last: int) -> list[Instruction]:
     """Those from one address to another, as they lie behind each other."""
-    found = []
+    sequence = []
     while first <= last and first in code:
-        found.append(code[first])
+        sequence.append(code[first])
         first += code[first].size
-    return found
+    return sequence
 
 
 def _waiting(counts: Counts, chip: Chip | None) -> float:

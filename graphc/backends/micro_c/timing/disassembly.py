@@ -79,15 +79,15 @@ def kind_of(mnemonic: str, operands: str, riscv: bool) -> str:
 
 def read_disassembly(text: str, riscv: bool = False) -> dict[int, Instruction]:
     """The instructions of an image by address."""
-    found = {}
+    instructions = {}
     for line in text.splitlines():
         parsed = _LINE.match(line)
         if parsed and not parsed[3].startswith("."):
             address = int(parsed[1], 16)
             size = len(parsed[2].replace(" ", "")) // 2
             operands = re.split(r"[;@<#]\s*(?=\()|\s[;@<]", parsed[4] or "")[0]
-            found[address] = _instruction(address, size, parsed[3], operands, riscv)
-    return found
+            instructions[address] = _instruction(address, size, parsed[3], operands, riscv)
+    return instructions
 
 
 def _instruction(address: int, size: int, mnemonic: str, operands: str, riscv: bool) -> Instruction:

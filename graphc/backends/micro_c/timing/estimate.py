@@ -78,12 +78,12 @@ def estimate(kernel: Kernel, processor: Processor, pairs: bool, vectors: bool) -
     held = {s.buffer.name for s in walk_stmts(kernel.body) if isinstance(s, Alloc)
             if s.scope == "reg"}  # fmt: skip
     classes = _Counting(pairs, vectors, held).body(kernel.body)
-    cycles = sum(n * _each(kind, processor) for kind, n in classes.items())
+    cycles = sum(n * _cycles_of(kind, processor) for kind, n in classes.items())
     cycles += classes[BRANCH] * processor.taken
     return Cycles(sum(classes.values()), float(cycles), 0.0, dict(classes))
 
 
-def _each(kind: str, processor: Processor) -> float:
+def _cycles_of(kind: str, processor: Processor) -> float:
     """The cycles of an instruction; half way to one, of those that may overlap with another."""
     cycles = processor.cycles.get(kind, 1)
     overlaps = processor.pipelined and kind == LOAD or processor.beats and kind in VECTOR

@@ -91,12 +91,12 @@ def timing_of(
     processor, board = PROCESSORS[options.cpu], EMULATED[options.cpu]
     code = code_bytes(model_of(program, options))
     try:
-        found = _counted(model, inputs, board, chip)
+        times = _counted(model, inputs, board, chip)
     except (UnsupportedError, InternalError) as error:
         return Timing(options.cpu, mhz, _estimated(model), ESTIMATED, "estimated from the kernels",
                       str(error).splitlines()[0], chip, code)  # fmt: skip
     how = f"instructions counted in QEMU ({board.name}), {board.tools.compiler} {OPTIMISATION}"
-    return Timing(options.cpu, mhz, found, processor.error, how, "", chip, code)
+    return Timing(options.cpu, mhz, times, processor.error, how, "", chip, code)
 
 
 def _counted(

@@ -204,8 +204,8 @@ class TileEmitter:
             while rows.count % block:
                 block -= 1
             for fixed, at, part in self._parallel(loops, outer, rows.count // block, [], panels):
-                for panel, own, each in part:
-                    with self.k.loop(each) as n:
+                for panel, own, count in part:
+                    with self.k.loop(count) as n:
                         number, turn = own + n + panel.first, Turn(NOTHING, block)
                         self.tiles(fixed, tiled, at * block, block, rows, number, panel, turn)
 
@@ -301,11 +301,11 @@ class TileEmitter:
             for fixed, n, part in self._parallel(loops, outer, panel.count, inner, segments):
                 places = tuple(x.extent for x in inner)
                 place = flatten_index(tuple(fixed[x] for x in inner), places)
-                for rows, own, each in part:
+                for rows, own, count in part:
                     turn = None
                     if isinstance(rows.count, int):
                         turn = Turn(place * rows.count + own, rows.count * points(inner))
-                    self.tiles(fixed, tiled, own, each, rows, n + panel.first, panel, turn)
+                    self.tiles(fixed, tiled, own, count, rows, n + panel.first, panel, turn)
 
     def _parallel(
         self, loops: LoopPlan, outer: Sequence[Index], number: Dim, inner: list[Index],
@@ -322,8 +322,8 @@ class TileEmitter:
             with self.k.loop(elements_of(extents), "parallel", name="p") as p:
                 *front, group = unflatten_index(p, extents)
                 piece = front.pop(len(outer))
-                each = [divided(segment.count, groups)[0] for segment in part]
-                own = [(segment, group * n, n) for segment, n in zip(part, each)]
+                counts = [divided(segment.count, groups)[0] for segment in part]
+                own = [(segment, group * n, n) for segment, n in zip(part, counts)]
                 yield dict(zip((*outer, *inner), front)), piece, own
 
     # ---------------------------------------------------------------- the micro-kernel
@@ -465,8 +465,8 @@ class TileEmitter:
             count, left = (ceil_divided(extent, piece), 0) if is_open else divided(extent, piece)
             with self.k.loop(count) as block:
                 first = block * piece
-                each = as_dim(minimum(extent - first, piece)) if is_open else piece
-                self._add_block(total, where, blocks, at, first, each)
+                length = as_dim(minimum(extent - first, piece)) if is_open else piece
+                self._add_block(total, where, blocks, at, first, length)
             if left != 0:
                 start = as_expr(count * piece, i64)
                 self._add_block(total, where, blocks, at, start, left)

@@ -109,8 +109,8 @@ def joined_loads(
     side = min(LARGEST_SIDE, options.lanes(element_bytes(list(exprs))))
     read = [x for e in exprs for x in loads(e)]
     apart = [x for x in read if is_affine_in(x.index[0], indices[-1]) not in (0, 1)]
-    found = _in_tiles(indices, apart, side, sizes)
-    return found if found is not None and set(apart) == set(found.loads) else None
+    tiled = _in_tiles(indices, apart, side, sizes)
+    return tiled if tiled is not None and set(apart) == set(tiled.loads) else None
 
 
 def is_inside(load: Load, size: Dim) -> bool:

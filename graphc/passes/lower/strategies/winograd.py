@@ -182,9 +182,9 @@ class WinogradEmitter:
             with k.loop(self.covered(count)) as t:
                 self.transform_inputs(inputs, first, t)
             for panels in segments:
-                each = divided(panels.count, groups)[0]
-                with k.loop(each) as x:
-                    of = k.let(simplify(group * each + x + panels.first))
+                per_group = divided(panels.count, groups)[0]
+                with k.loop(per_group) as x:
+                    of = k.let(simplify(group * per_group + x + panels.first))
                     self.multiply(count, of, panels)
                     with k.loop(count) as t:
                         self.finish(products, first, t, of, panels)

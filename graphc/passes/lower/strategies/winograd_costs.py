@@ -89,10 +89,10 @@ def tiles_of(planes: Convolution, form: Winograd) -> int:
 def block_of_tiles(planes: Convolution, form: Winograd, options: RegisterTileOptions) -> int:
     """How many tiles are computed together: as many as a quarter of the second level of cache has
     room for, but enough for a tile of registers, in blocks of nearly equal size."""
-    tiles, each = tiles_of(planes, form), bytes_of_tile(planes, form)
-    room = min(MANY_TILES, options.l2_bytes // 4 // each)
-    room = max(room, min(FEW_TILES, options.l2_bytes * 5 // 8 // each))
-    room = max(1, min(room, STACK // each))
+    tiles, nbytes = tiles_of(planes, form), bytes_of_tile(planes, form)
+    room = min(MANY_TILES, options.l2_bytes // 4 // nbytes)
+    room = max(room, min(FEW_TILES, options.l2_bytes * 5 // 8 // nbytes))
+    room = max(1, min(room, STACK // nbytes))
     blocks = -(-tiles // room)
     return -(-tiles // blocks)
 

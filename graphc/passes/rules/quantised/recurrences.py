@@ -83,7 +83,7 @@ def _in_fixed_point(rw: Rewriter, op: Op) -> list[Value] | None:
         return rw.skip("the number of steps is not known, is 0 or too large")
     own = _plain(rw, op)
     weights = [_weights(rw, op, number) for number in (1, 2)] if own else []
-    if any(found is None for found in weights) or not weights:
+    if any(pair is None for pair in weights) or not weights:
         return None
     (codes_w, steps_w), (codes_r, steps_r) = weights  # type: ignore[misc]
     bias = _biases(rw, op, codes_w.shape[:2])

@@ -45,7 +45,7 @@ LEAST_AHEAD = 16  # elements of these steps
 ZERO = Const(0, i64)
 
 Make = Callable[[Expr], list[Expr]]
-Each = Callable[[], AbstractContextManager[list[Expr]]]
+Elements = Callable[[], AbstractContextManager[list[Expr]]]
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Sweeper:
             yield sweep.at(chunk), loaded, sweep.loops | {chunk}
 
     @contextmanager
-    def chunks(self, sweep: Sweep, make: Make) -> Iterator[tuple[Index, Each]]:
+    def chunks(self, sweep: Sweep, make: Make) -> Iterator[tuple[Index, Elements]]:
         """A loop over as many steps as are unrolled together: yields it, and what makes loops over
         these steps, which give what `make` gives for an element, in terms of registers."""
         self.held = {}
@@ -199,13 +199,13 @@ class Sweeper:
         exprs = self._prepared(sweep, chunk, make)
 
         @contextmanager
-        def each() -> Iterator[list[Expr]]:
-            with self._each(sweep, chunk):
+        def elements() -> Iterator[list[Expr]]:
+            with self._unrolled_steps(sweep, chunk):
                 yield [substitute(x, self._registers(sweep)) for x in exprs]
 
         with self.k.block() as body:
             self._read(sweep, chunk, exprs)
-            yield chunk, each
+            yield chunk, elements
         self.k.emit(For(chunk, tuple(body)))
 
     def _prepared(self, sweep: Sweep, chunk: Expr, make: Make) -> list[Expr]:
@@ -263,11 +263,11 @@ class Sweeper:
         self._read(sweep, chunk, exprs)
         for value in kept:
             cells = self.k.alloc(value.dtype, (sweep.unrolled * sweep.vector,), "reg")
-            with self._each(sweep, chunk), each_neighbour(self.k, sweep.neighbour):
+            with self._unrolled_steps(sweep, chunk), each_neighbour(self.k, sweep.neighbour):
                 place = sweep.cell(sweep.neighbour)
                 self.k.store(cells, place, substitute(value, self._registers(sweep)))
             self.held[value] = cells
-        with self._each(sweep, chunk):
+        with self._unrolled_steps(sweep, chunk):
             yield [substitute(x, self._registers(sweep)) for x in exprs]
 
     def _registers(self, sweep: Sweep) -> dict[Expr, Expr]:
@@ -285,7 +285,7 @@ class Sweeper:
             if not load.index or sweep.loops and not free & sweep.loops or _is_indirect(load):
                 continue
             cells = self.k.alloc(load.dtype, (sweep.unrolled * sweep.vector,), "reg")
-            with self._each(sweep, chunk):
+            with self._unrolled_steps(sweep, chunk):
                 self._fill(sweep, cells, load)
             self.held[load] = cells
 
@@ -303,7 +303,7 @@ class Sweeper:
             self.k.store(cells, sweep.cell(sweep.neighbour), same)
 
     @contextmanager
-    def _each(self, sweep: Sweep, chunk: Expr) -> Iterator[None]:
+    def _unrolled_steps(self, sweep: Sweep, chunk: Expr) -> Iterator[None]:
         """The steps that are unrolled, as far as there are elements."""
         inside = sweep.has(chunk)
         with each_neighbour(self.k, sweep.step), self.k.where(inside):

@@ -206,10 +206,12 @@ class Dots(Emitter):
         if rest:
             four(Const(whole * LANES, i64), rest)
 
-    def _columns_of(self, tile: _Tile, sums: Buffer, slot: Expr, each: int) -> None:
+    def _columns_of(self, tile: _Tile, sums: Buffer, slot: Expr, count: int) -> None:
         """The sums of all rows of a tile and a few columns, in registers."""
-        totals = [[self.k.var(i32, Const(0, i32)) for _ in range(each)] for _ in tile.rows]
-        weights = [self._weight(tile.rows[0], simplify(tile.first + slot + u)) for u in range(each)]
+        totals = [[self.k.var(i32, Const(0, i32)) for _ in range(count)] for _ in tile.rows]
+        weights = [
+            self._weight(tile.rows[0], simplify(tile.first + slot + u)) for u in range(count)
+        ]
         self._sum(tile, tile.levels, tile.reads, weights, totals)
         for t, row in enumerate(totals):
             for u, total in enumerate(row):
