@@ -179,11 +179,11 @@ def measure(case: Case, gpu: Any, copy: float, tune: bool = False) -> dict[str, 
     for _ in range(TURNS):
         for name, run in runs.items():
             times[name] += run()
-    found = {name: float(np.median(each)) for name, each in times.items()}
-    row.update({f"{name}_ms": value for name, value in found.items()})
+    medians = {name: float(np.median(samples)) for name, samples in times.items()}
+    row.update({f"{name}_ms": value for name, value in medians.items()})
     if case.part == "latency":
         row.update(latencies(model, inputs, resident))
-    row.update(judged(case, found, copy), **sizes(model.plan))
+    row.update(judged(case, medians, copy), **sizes(model.plan))
     return {**row, "missing": missing} if missing else row
 
 

@@ -119,7 +119,7 @@ def baseline(path: str, calibrating: list[dict], judging: list[dict]) -> dict[st
         def get_next(self) -> dict | None:
             return next(self.samples, None)
 
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         ready = f"{folder}/ready.onnx"
         try:
@@ -135,12 +135,12 @@ def baseline(path: str, calibrating: list[dict], judging: list[dict]) -> dict[st
                         calibrate_method=getattr(CalibrationMethod, method),
                         activation_type=getattr(QuantType, type), weight_type=QuantType.QInt8,
                     )  # fmt: skip
-                    found[f"{method} {type}"] = judged_model(path, out, judging)
+                    ratios[f"{method} {type}"] = judged_model(path, out, judging)
                 except Exception as error:
                     print(f"  {method} {type}: {str(error)[:100]}")
         if any(node.op_type == "LSTM" for node in onnx.load(ready).graph.node):
-            found |= dynamic(path, ready, judging)
-    return found
+            ratios |= dynamic(path, ready, judging)
+    return ratios
 
 
 def judged_model(path: str, quantised: str, judging: list[dict]) -> float:
@@ -153,7 +153,7 @@ def dynamic(path: str, ready: str, judging: list[dict]) -> dict[str, float]:
     """ONNX Runtime's dynamic quantiser with each of its settings: dB by setting."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    found = {}
+    ratios = {}
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/q.onnx"
         for types in (None, ["LSTM"]):
@@ -167,8 +167,8 @@ def dynamic(path: str, ready: str, judging: list[dict]) -> dict[str, float]:
                     if "DynamicQuantizeLSTM" not in made:
                         continue  # the recurrent layers stay float
                     setting = f"dynamic {types or 'all'} {weights} {per_channel}"
-                    found[setting] = judged_model(path, out, judging)
-    return found
+                    ratios[setting] = judged_model(path, out, judging)
+    return ratios
 
 
 def measure(path: str, args: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
@@ -177,9 +177,9 @@ def measure(path: str, args: argparse.Namespace, known: dict[str, Any]) -> dict[
     row = dict(known)
     if "onnxruntime" not in row:
         with contextlib.redirect_stdout(io.StringIO()):
-            found = baseline(path, rows(calibrating), judging)
-        row["setting"] = max(found, key=lambda name: found[name])
-        row["onnxruntime"] = found[row["setting"]]
+            ratios = baseline(path, rows(calibrating), judging)
+        row["setting"] = max(ratios, key=lambda name: ratios[name])
+        row["onnxruntime"] = ratios[row["setting"]]
     start = time.process_time()
     quantised = graphc.quantise(path, calibrating, **json.loads(args.options))
     row["seconds"] = time.process_time() - start
@@ -207,8 +207,8 @@ def main() -> None:
         known = {k: v for k, v in kept.get(name, {}).items() if k in ("setting", "onnxruntime")}
         row = kept[name] = measure(path, args, known)
         theirs = f"{row['onnxruntime']:.2f} dB ({row['setting']})"
-        found = f"{row['theirs']:8.2f} {row['own']:9.2f} {row['seconds']:6.1f}"
-        print(f"{name:26} {theirs:>30} {found}", flush=True)
+        figures = f"{row['theirs']:8.2f} {row['own']:9.2f} {row['seconds']:6.1f}"
+        print(f"{name:26} {theirs:>30} {figures}", flush=True)
         gains.append(min(row["theirs"], row["own"]) - row["onnxruntime"])
         if args.json:
             Path(args.json).write_text(json.dumps(kept, indent=1))

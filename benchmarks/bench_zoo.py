@@ -41,7 +41,7 @@ def bench(path: Path, threads: int, seconds: float, peaks: Peaks) -> dict[str, A
     outputs = compiled.run(feeds)
     ready = time.perf_counter() - start
     peer = onnxruntime(model.SerializeToString(), threads)
-    found = agreements(graph.output_names, outputs, peer(feeds))
+    compared = agreements(graph.output_names, outputs, peer(feeds))
     contenders = {"graphc": partial(compiled.run, feeds), "onnxruntime": partial(peer, feeds)}
     times = measure(contenders, seconds)
     taken = times["graphc"].median
@@ -53,7 +53,7 @@ def bench(path: Path, threads: int, seconds: float, peaks: Peaks) -> dict[str, A
         "graphc_ms": taken * 1e3,
         "onnxruntime_ms": times["onnxruntime"].median * 1e3,
         "speedup": times["graphc"].ratio(times["onnxruntime"]),
-        "error": max((each.error for each in found), default=0.0),
+        "error": max((output.error for output in compared), default=0.0),
         "gflops": cost.flops / taken / 1e9,
         "gbytes": cost.nbytes / taken / 1e9,
         "of_roofline": least_seconds(graph, peaks) / taken,

@@ -206,11 +206,11 @@ def row(case: Case, cmsis: Path) -> str:
     with tempfile.TemporaryDirectory() as name:
         image = build(case, Path(name), cmsis)
         counted = run_counted(board, image, 1, chip)
-    found = cycles_of(counted.layers[0], counted.code, PROCESSORS[board.cpu], chip)
-    told, seconds = 1 / published(case.log), found.total / (chip.mhz * 1e6)
+    cycles = cycles_of(counted.layers[0], counted.code, PROCESSORS[board.cpu], chip)
+    told, seconds = 1 / published(case.log), cycles.total / (chip.mhz * 1e6)
     return (
-        f"| {case.software} | {case.model} | {chip.name} | {found.instructions / 1e6:.3g} M "
-        f"| {found.total / 1e6:.3g} M | {seconds * 1e3:.3g} ms | {told * 1e3:.3g} ms "
+        f"| {case.software} | {case.model} | {chip.name} | {cycles.instructions / 1e6:.3g} M "
+        f"| {cycles.total / 1e6:.3g} M | {seconds * 1e3:.3g} ms | {told * 1e3:.3g} ms "
         f"| {100 * (seconds / told - 1):+.1f}% |"
     )
 

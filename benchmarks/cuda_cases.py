@@ -86,16 +86,16 @@ def attention(length: int, type: str, heads: int = 16, size: int = 64) -> str:
 
 def inputs_of(graph: Graph) -> list[np.ndarray]:
     """Random inputs; large ones repeat what is drawn."""
-    found = []
+    arrays = []
     for param in graph.params:
         type = param.tensor
         if type.size <= REPEATED or not type.dtype.is_float:
-            found.append(random_feeds(graph, 0, {p.name: 0 for p in graph.params if p is not param})
-                         [param.name])  # fmt: skip
+            others = {p.name: 0 for p in graph.params if p is not param}
+            arrays.append(random_feeds(graph, 0, others)[param.name])
             continue
         drawn = np.random.default_rng(0).standard_normal(REPEATED).astype(type.dtype.np)
-        found.append(np.resize(drawn, type.static_shape))
-    return found
+        arrays.append(np.resize(drawn, type.static_shape))
+    return arrays
 
 
 def model(directory: str | None, name: str, batch: int) -> Graph:

@@ -23,13 +23,13 @@ LIBRARIES = ("torch", "jax", "transformers", "torchvision")
 
 def versions() -> dict[str, str]:
     """The libraries that are installed."""
-    found = {}
+    installed = {}
     for name in LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def forget() -> None:
@@ -59,7 +59,7 @@ def timer(name: str, run: Run, rounds: int, flushed: int) -> Callable[[], list[f
 def _torch_times(run: Run, rounds: int, flushed: int) -> list[float]:
     import torch
 
-    found = []
+    times = []
     scratch = torch.empty(2 * flushed, dtype=torch.uint8).cuda()
     for _ in range(rounds):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -69,8 +69,8 @@ def _torch_times(run: Run, rounds: int, flushed: int) -> list[float]:
         run()
         end.record()
         torch.cuda.synchronize()
-        found.append(start.elapsed_time(end))
-    return found
+        times.append(start.elapsed_time(end))
+    return times
 
 
 def _jax_times(run: Run, rounds: int) -> list[float]:

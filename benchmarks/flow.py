@@ -125,8 +125,8 @@ def values(size: int, kept: float) -> tuple[str, Callable]:
 
 def boxes(rng: np.random.Generator) -> Feeds:
     corner, size = rng.random((1, 2000, 2)), rng.random((1, 2000, 2)) * 0.2
-    found = np.concatenate([corner, corner + size], axis=2).astype(np.float32)
-    return [found, rng.random((1, 4, 2000)).astype(np.float32)]
+    corners = np.concatenate([corner, corner + size], axis=2).astype(np.float32)
+    return [corners, rng.random((1, 4, 2000)).astype(np.float32)]
 
 
 def windows(rng: np.random.Generator) -> Feeds:
@@ -159,11 +159,11 @@ def measured(source: str, feeds: Feeds, rounds: int) -> dict[str, object]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
-    named = dict(zip([each.name for each in session.get_inputs()], feeds))
+    named = dict(zip([value.name for value in session.get_inputs()], feeds))
     compiled = graphc.compile(proto, threads=1)
     found, expected = compiled.run(list(feeds)), session.run(None, named)
-    names = [each.name for each in session.get_outputs()]
-    error = max(each.error for each in agreements(names, found, expected))
+    names = [value.name for value in session.get_outputs()]
+    error = max(output.error for output in agreements(names, found, expected))
     times: list[tuple[float, float]] = []
     for _ in range(rounds):
         start = time.process_time()

@@ -119,20 +119,20 @@ class Reference:
             if not np.array_equal(inner[name], expected):
                 raise ModelError(f"{name} changes where other values are looked at")
         if not self.places:
-            self.places = dict(self._found(inner, outputs(self.plain, feeds)))
+            self.places = dict(self._matches(inner, outputs(self.plain, feeds)))
         return {
             name: arranged(inner[other], order) - less
             for name, (other, order, less) in self.places.items()
         }
 
-    def _found(self, inner: Arrays, plain: Arrays) -> Iterator[tuple[str, tuple]]:
+    def _matches(self, inner: Arrays, plain: Arrays) -> Iterator[tuple[str, tuple]]:
         for name, wanted in plain.items():
             scores = []
             for (other, value), order in itertools.product(inner.items(), (None, CHANNELS_FIRST)):
                 less = 128 if value.dtype != wanted.dtype else 0
-                found = arranged(value, order)
-                if found.shape == wanted.shape:
-                    near = np.abs(found - less - wanted.astype(np.int64)) <= 1
+                candidate = arranged(value, order)
+                if candidate.shape == wanted.shape:
+                    near = np.abs(candidate - less - wanted.astype(np.int64)) <= 1
                     scores.append((near.mean(), (other, order, less)))
             score, place = max(scores, key=lambda s: s[0], default=(0.0, ("", None, 0)))
             if score >= ALIKE:
@@ -151,14 +151,14 @@ def arranged(value: np.ndarray, order: tuple[int, ...] | None) -> np.ndarray:
 def graphc_values(graph: Graph, feeds: Arrays, known: Arrays) -> Arrays:
     """What the integer operators of a graph give for operands that are known, by name."""
     values: dict[Value, Any] = {p: feeds[p.name] for p in graph.params}
-    found = {}
+    results = {}
     for op in graph.ops:
         for value, result in zip(op.outputs, _run(op, values)):
             values[value] = result
             if value.name in known and result.dtype in BYTES:
-                found[value.name] = result.astype(np.int64)
+                results[value.name] = result.astype(np.int64)
                 values[value] = known[value.name].astype(result.dtype)
-    return found
+    return results
 
 
 @dataclass
@@ -179,7 +179,7 @@ class Exact:
 def exact_values(graph: Graph, feeds: Arrays, known: Arrays) -> dict[str, Exact]:
     """What every QuantizeLinear rounds, given the operands that are known."""
     values: dict[Value, Any] = {p: feeds[p.name] for p in graph.params}
-    found: dict[str, Exact] = {}
+    exact: dict[str, Exact] = {}
     for op in graph.ops:
         if op.name == "DequantizeLinear":
             values[op.output] = _dequantised(op, values)
@@ -187,11 +187,11 @@ def exact_values(graph: Graph, feeds: Arrays, known: Arrays) -> dict[str, Exact]
             name, dtype = op.output.name, op.output.tensor.dtype.np
             scale, zero = (values[v].reshape(-1)[0] for v in op.inputs[1:] if v is not None)
             real = values[op.inputs[0]] / np.float64(scale)
-            found[name] = Exact(real, int(zero), np.iinfo(dtype))
+            exact[name] = Exact(real, int(zero), np.iinfo(dtype))
             values[op.output] = known[name].astype(dtype)
         else:
             values.update(zip(op.outputs, _run(op, values)))
-    return found
+    return exact
 
 
 def _run(op: Op, values: Mapping[Value, Any]) -> list[Any]:
@@ -266,12 +266,12 @@ def compare_whole(path: Path, reference: Reference, feeds: Sequence[Arrays]) -> 
         "onnxruntime, unoptimised": lambda f: reference.plain.run(names, f),
         "onnxruntime, float kernels": lambda f: reference.floats.run(None, f),
     }
-    found = {name: Whole() for name in ways}
+    compared = {name: Whole() for name in ways}
     for sample in feeds:
         expected = reference.default.run(None, sample)
         for name, way in ways.items():
-            found[name].add(way(sample), expected)
-    return found
+            compared[name].add(way(sample), expected)
+    return compared
 
 
 def compare_operators(

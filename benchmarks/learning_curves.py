@@ -205,8 +205,8 @@ class Race:
         losses = [step(batch).loss for batch in batches(self.training, self.steps, self.size)]
 
         def test() -> tuple[float, float]:
-            found = [step.evaluate(batch) for batch in self._tests()]
-            loss, accuracy = (np.mean([each[k] for each in found]) for k in ("loss", "accuracy"))
+            judged = [step.evaluate(batch) for batch in self._tests()]
+            loss, accuracy = (np.mean([x[k] for x in judged]) for k in ("loss", "accuracy"))
             return float(loss), float(accuracy)
 
         return Curve(losses, test)
@@ -238,13 +238,13 @@ class Race:
 
     def _judged(self, network: nn.Module) -> tuple[float, float]:
         """Loss and accuracy of PyTorch's network on other samples."""
-        found = []
+        judged = []
         with torch.no_grad():
             for x, y in self._tests():
                 scores, labels = network(torch.tensor(x)), torch.tensor(y)
                 loss = nn.functional.cross_entropy(scores, labels).item()
-                found.append((loss, (scores.argmax(1) == labels).float().mean().item()))
-        loss, accuracy = np.mean(found, axis=0).tolist()
+                judged.append((loss, (scores.argmax(1) == labels).float().mean().item()))
+        loss, accuracy = np.mean(judged, axis=0).tolist()
         return loss, accuracy
 
     def _tests(self) -> Iterator[Batch]:

@@ -39,12 +39,12 @@ def paths(args: argparse.Namespace) -> list[Path]:
     """The models asked for; ModelError if there is none."""
     if not args.directory:
         raise ModelError("name a directory of .onnx files with --directory or $GRAPHC_MODELS")
-    found = sorted(Path(args.directory).rglob("*.onnx"))
+    chosen = sorted(Path(args.directory).rglob("*.onnx"))
     if args.models:
-        found = [p for p in found if p.stem in args.models]
-    if not found:
+        chosen = [p for p in chosen if p.stem in args.models]
+    if not chosen:
         raise ModelError(f"no such models in {args.directory}")
-    return found
+    return chosen
 
 
 def load(path: Path) -> tuple[onnx.ModelProto, Graph, dict[str, np.ndarray]]:

@@ -28,10 +28,10 @@ def verify(path: Path, target: str, threads: int) -> dict[str, Any]:
     programs: list[Program] = []
     compiled = graphc.compile(graph, target, threads=threads, observe=programs.append)
     expected = onnxruntime(model.SerializeToString(), threads)(feeds)
-    found = agreements(graph.output_names, compiled.run(feeds), expected)
+    compared = agreements(graph.output_names, compiled.run(feeds), expected)
     return {
         "model": path.stem,
-        "error": float(f"{max((each.error for each in found), default=0.0):.3g}"),
+        "error": float(f"{max((output.error for output in compared), default=0.0):.3g}"),
         "arena": sum(p.arena_bytes for p in programs),
         "bound": sum(p.arena_lower_bound for p in programs),
     }

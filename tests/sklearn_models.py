@@ -322,7 +322,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="every estimator of scikit-learn")
     parser.add_argument("--trees", action="store_true", help="XGBoost and LightGBM too")
     args = parser.parse_args()
-    names = [*estimators()] if args.all else [n for each in FAMILIES.values() for n in each.split()]
+    names = [*estimators()] if args.all else [n for text in FAMILIES.values() for n in text.split()]
     cases: dict[str, Callable[[], Case]] = {
         f"{name} {dtype.__name__}": lambda n=name, d=dtype: fitted(n, d)  # type: ignore[misc]
         for name in names for dtype in (np.float32, np.float64)

@@ -30,7 +30,7 @@ def shown() -> list[str]:
     """The examples of all commands."""
     top = parser([])
     (commands,) = (a for a in top._actions if isinstance(a, argparse._SubParsersAction))
-    texts = [top.epilog, *(each.epilog for each in commands.choices.values())]
+    texts = [top.epilog, *(command.epilog for command in commands.choices.values())]
     lines = [line for text in texts if text for line in text.splitlines()]
     found = [re.fullmatch(r"  ((?:\w+=\w+ )?graphc .*)", line) for line in lines]
     return list(dict.fromkeys(match[1] for match in found if match))

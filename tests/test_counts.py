@@ -203,7 +203,7 @@ def judged(name):
     """The inputs of a case, each with what ONNX Runtime gives for them."""
     source, cases = CASES[name]
     session = onnxruntime.InferenceSession(model(source).SerializeToString())
-    names = [each.name for each in session.get_inputs()]
+    names = [param.name for param in session.get_inputs()]
     for inputs in cases:
         yield inputs, session.run(None, dict(zip(names, inputs)))
 

@@ -102,7 +102,7 @@ def test_the_command_prints_a_layer_a_pattern_and_json(capsys):
     several = ok(capsys, "explain", DIGITS, *MACHINE, "--layer", "/bn*")
     assert several.count("rule fold-bn-into-conv") == 3
     data = json.loads(ok(capsys, "explain", DIGITS, *MACHINE, "--json"))
-    conv = next(each for each in data if each["layer"]["name"] == "/conv1/Conv")
+    conv = next(answer for answer in data if answer["layer"]["name"] == "/conv1/Conv")
     assert conv["kernels"][0]["schedule"] and conv["groups"][0]["neighbours"]
     lines = ok(capsys, "explain", DIGITS, *MACHINE).splitlines()
     assert sum(line.startswith("/conv") for line in lines) == 3

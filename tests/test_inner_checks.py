@@ -72,7 +72,7 @@ def operands(source: str) -> list[np.ndarray]:
 def test_one_program_checks_them(source):
     proto, inputs = model(source), operands(source)
     session = onnxruntime.InferenceSession(proto.SerializeToString())
-    names = [each.name for each in session.get_inputs()]
+    names = [param.name for param in session.get_inputs()]
     expected = session.run(None, dict(zip(names, inputs)))
     compiled = graphc.compile(proto, threads=1)
     assert_same(compiled.run(inputs), expected, 1e-5, "compiled")

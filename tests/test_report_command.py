@@ -283,7 +283,7 @@ def test_accuracy_is_that_of_a_comparison(capsys, tmp_path):
     compared.write_text(ok(capsys, "compare", DIGITS, "--dim", "N=1", "--all", "--json"))
     data = report(DIGITS, *QUICK, "--seconds", "0", "--accuracy", compared)
     known = [layer["accuracy"] for layer in data["layers"] if layer["accuracy"]]
-    assert len(known) > 5 and all(0 <= each["relative"] < 1e-4 for each in known)
+    assert len(known) > 5 and all(0 <= accuracy["relative"] < 1e-4 for accuracy in known)
     compared.write_text('{"layers": [{"layer": "/conv1/Conv", "relative": "<b>", "sqnr": 1}]}')
     data = report(DIGITS, *QUICK, "--seconds", "0", "--accuracy", compared)
     assert data["layers"][0]["accuracy"] == {"sqnr": 1}

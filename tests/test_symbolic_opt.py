@@ -84,8 +84,8 @@ graph @g(%x: f32[N,4], %y: f32[M,4], %z: f32[3,4]) -> (?, ?) where N: 1..8, M: 1
     for op in graph.ops:
         assert op.output.type is None and not op.is_typed and not op.output.is_static
         assert not any(fact(op) for fact in known) and parts.dims_along(op, 0) is None
-        for each in RULES.values():
-            assert each.pattern.fact is None or not list(each.pattern.match_op(op)), each.name
+        for entry in RULES.values():
+            assert entry.pattern.fact is None or not list(entry.pattern.match_op(op)), entry.name
     optimised(graph)
 
 

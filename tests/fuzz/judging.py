@@ -276,7 +276,7 @@ def noisy(case: Case, number: int, limits: Tolerance = OURS) -> list[Any]:
 
 def multiplies(op: Op) -> bool:
     """Whether an op, or one in its regions, is a contraction."""
-    inner = (each for region in op.regions for each in region.ops)
+    inner = (member for region in op.regions for member in region.ops)
     return op.name in MULTIPLYING or any(map(multiplies, inner))
 
 

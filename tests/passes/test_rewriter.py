@@ -137,9 +137,9 @@ def test_every_rule_has_an_equation_and_a_text_test():
     fired = re.findall(r"// ---- after: (?:for \w+: )?(.*)", text)
     tested = {name for line in fired for step in parse_pipeline(line)
               for name in getattr(step, "rules", ())}  # fmt: skip
-    for each in RULES.values():
-        assert "==" in each.equation, each.name
-        assert each.name in tested, each.name
+    for entry in RULES.values():
+        assert "==" in entry.equation, entry.name
+        assert entry.name in tested, entry.name
 
 
 # ---------------------------------------------------------------- bisection

@@ -109,8 +109,8 @@ def test_ranges_are_nearer_to_each_other():
     (stream,) = equalising.streams_of(made)
     (name,) = {layer.data.name for layer in stream.readers}
     ratios = []
-    for each in (graph, made):
-        reach = max((s[name] for s in observe(each, [name], samples)), key=np.max)
+    for version in (graph, made):
+        reach = max((s[name] for s in observe(version, [name], samples)), key=np.max)
         tops = reach[0].max((1, 2))
         ratios.append(tops.max() / tops.min())
     assert ratios[1] < ratios[0] / 8

@@ -185,7 +185,7 @@ def test_samples_may_be_a_file_a_folder_a_list_or_a_function(tmp_path):
         np.savez(tmp_path / "parts" / f"{part}.npz", x=data["x"][4 * part : 4 * part + 4])
     single = [{"x": row[None]} for row in data["x"]]
     given = [data, tmp_path / "all.npz", tmp_path / "parts", single, lambda: iter(single)]
-    made = [graphc.quantise(source, each).to_onnx().SerializeToString() for each in given]
+    made = [graphc.quantise(source, samples).to_onnx().SerializeToString() for samples in given]
     assert len(set(made)) == 1
 
 

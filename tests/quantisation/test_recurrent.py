@@ -126,7 +126,7 @@ def test_error_feedback_helps():
     """Weights of correlated inputs lose less than if each is rounded on its own."""
     source = model("LSTM")
     mixing = f32(INPUTS, 3) @ f32(3, INPUTS)
-    data = [{"x": each["x"] @ mixing + f32(*each["x"].shape) / 50} for each in samples(count=40)]
+    data = [{"x": feed["x"] @ mixing + f32(*feed["x"].shape) / 50} for feed in samples(count=40)]
     first = graphc.quantise(source, data).layers[0].sqnr
 
     nearest = lambda rows, scales, largest, moments: rounding.nearest(rows, scales, largest)  # noqa: E731

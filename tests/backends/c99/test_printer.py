@@ -233,8 +233,8 @@ def leaves(rng: np.random.Generator, dtype, i: Index) -> list[Expr]:
     if dtype is dtypes.boolean:
         return [Load("x", (i,), dtypes.f32) > 0.5, i < 3]
     source = {dtypes.f32: "x", dtypes.i64: "n", dtypes.i32: "m"}[dtype]
-    found = [Load(source, (i,), dtype), Const(number, dtype)]
-    return [*found, i] if dtype is dtypes.i64 else found
+    nodes = [Load(source, (i,), dtype), Const(number, dtype)]
+    return [*nodes, i] if dtype is dtypes.i64 else nodes
 
 
 def test_random_expressions():

@@ -41,7 +41,7 @@ def main() -> None:
     runs.append([np.asarray(y) for y in model.run([foreign])])
     second = Model(plan, weights, image_of(source.text), driver)
     with ThreadPoolExecutor(4) as threads:  # two models, each in two threads
-        jobs = [threads.submit(each.run, [x]) for _ in range(6) for each in (model, second)
+        jobs = [threads.submit(runner.run, [x]) for _ in range(6) for runner in (model, second)
                 for x in (inputs[0], resident)]  # fmt: skip
         runs += [[np.asarray(y) for y in job.result()] for job in jobs]
     seen = {

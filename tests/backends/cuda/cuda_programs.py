@@ -65,13 +65,13 @@ def inputs_of(program: Program) -> list[np.ndarray]:
 
 def bank_conflicts(program: Program, kind: str) -> dict[str, float]:
     """Wavefronts of a block of a kernel of this kind beyond the fewest, for each shared array."""
-    found: Counter[str] = Counter()
-    for each in profile(emit(program), inputs_of(program), blocks=1):
-        if each.steps[0].function.startswith(kind):
-            for site, x in each.sites.items():
+    conflicts: Counter[str] = Counter()
+    for launch in profile(emit(program), inputs_of(program), blocks=1):
+        if launch.steps[0].function.startswith(kind):
+            for site, x in launch.sites.items():
                 if x.wavefronts:
-                    found[site.array] += x.wavefronts - x.least_wavefronts
-    return dict(found)
+                    conflicts[site.array] += x.wavefronts - x.least_wavefronts
+    return dict(conflicts)
 
 
 @lru_cache

@@ -244,8 +244,8 @@ class FakeDriver(Driver):
     def begin_capture(self, stream: Any) -> None:
         self.did("capture")
         self.nodes = []
-        for each in self.streams:
-            each.last, each.joined = None, []
+        for queue in self.streams:
+            queue.last, queue.joined = None, []
 
     def end_capture(self, stream: Any) -> Any:
         nodes, self.nodes = self.nodes, None
@@ -270,14 +270,14 @@ class FakeDriver(Driver):
 
 
 def _ancestors(nodes: list[Node]) -> set[int]:
-    found: set[int] = set()
+    ancestors: set[int] = set()
     left = list(nodes)
     while left:
         node = left.pop()
-        if id(node) not in found:
-            found.add(id(node))
+        if id(node) not in ancestors:
+            ancestors.add(id(node))
             left += node.before
-    return found
+    return ancestors
 
 
 def element_bytes(type: str) -> int:

@@ -73,15 +73,15 @@ def taken(name: str, arch: str) -> dict[str, dict[str, Any]]:
     text, precision = GRAPHS[name]
     source = emit(program_for(graph_of(text), "cuda", precision=precision, arch=arch))
     kernels = disassembled(machine_code(source.text, arch))
-    found = {}
+    resources = {}
     for step in source.steps:
         code = code_of(kernels[step.function], step.shared)
         per_product = code.per_product and round(code.per_product, 2)
-        found[step.function] = {
+        resources[step.function] = {
             "registers": code.registers, "spills": code.spills, "shared": code.shared,
             "per_product": per_product,
         }  # fmt: skip
-    return found
+    return resources
 
 
 def budgets() -> dict[str, dict[str, dict[str, Any]]]:

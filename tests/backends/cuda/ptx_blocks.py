@@ -157,7 +157,7 @@ def main() -> int:
         "--results", type=Path, help="a file of lines that a later run goes on from"
     )
     given = parser.parse_args()
-    dims = {name: int(size) for name, size in (each.split("=") for each in given.dim)}
+    dims = {name: int(size) for name, size in (option.split("=") for option in given.dim)}
     kept = (
         given.results.read_text().splitlines() if given.results and given.results.exists() else []
     )

@@ -43,9 +43,9 @@ def _number(kind: str, pattern: str, change: Callable[[int], int]) -> Mutation:
     """Changes the number that a group of a pattern finds."""
 
     def changed(line: str) -> str:
-        found = re.search(pattern, line)
-        assert found is not None
-        return f"{line[: found.start(1)]}{change(int(found[1]))}{line[found.end(1) :]}"
+        match = re.search(pattern, line)
+        assert match is not None
+        return f"{line[: match.start(1)]}{change(int(match[1]))}{line[match.end(1) :]}"
 
     return Mutation(kind, pattern, changed)
 

@@ -41,14 +41,14 @@ def run_test(
     order: int = 0,
 ) -> np.ndarray:  # fmt: skip
     """The output, which is the last parameter and has not been written before."""
-    found = np.full_like(output, 0)
+    result = np.full_like(output, 0)
     arrays = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in inputs]
     buffers = [Buffer(Memory(a), 0, a.nbytes, False) for a in arrays]
-    data = found.reshape(-1).view(np.uint8)
+    data = result.reshape(-1).view(np.uint8)
     memory = device_memory(data, np.zeros(max(data.nbytes, 1), np.uint8))
     buffers.append(Buffer(memory, 0, data.nbytes, True))
     PtxKernels(text, budget=1 << 20).launch("test", grid, threads, buffers, order=order)
-    return found
+    return result
 
 
 def each_lane(opcode: str, *operands: np.ndarray, result: str | None = None) -> np.ndarray:

@@ -336,7 +336,7 @@ def test_a_cpp_program_does_the_steps(name, tmp_path, monkeypatch):
 def test_accesses_are_counted_at_the_largest_sizes(monkeypatch):
     text, inputs = COUNTED["rows"]
     _, made = compiled(text, monkeypatch)
-    found = {each.steps[0].function: each.steps[0] for each in profile(made[0], inputs)}
+    found = {launch.steps[0].function: launch.steps[0] for launch in profile(made[0], inputs)}
     assert [step.sizes for name, step in found.items() if name.startswith("nest")] == [(40,)]
 
 

@@ -124,7 +124,7 @@ def test_models_of_narrow_types(text):
     inputs = inputs_of(source.program)
     (found,) = simulate(source, (0, 1, 2))(inputs)
     (wanted,) = interpret(graph_of(text), inputs)
-    found, wanted = (np.asarray(each, np.float64) for each in (found, wanted))
+    found, wanted = (np.asarray(array, np.float64) for array in (found, wanted))
     tolerance = 8e-3 if "bf16" in text else 1e-3  # of a rounding to the type of the result
     np.testing.assert_allclose(found, wanted, tolerance, 1e-5 * np.ptp(wanted))
 

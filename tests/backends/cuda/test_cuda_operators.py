@@ -213,7 +213,7 @@ def test_updates_of_lines_stay_apart():
         "f32[3,40]", "i64[3,90]", "f32[3,90]",
     ))  # fmt: skip
     updates = updates.astype(np.float32)
-    lines = [expected_updates(*each, True) for each in zip(data, index[..., None], updates)]
+    lines = [expected_updates(*line, True) for line in zip(data, index[..., None], updates)]
     np.testing.assert_array_equal(run(data, index, updates)[0], np.stack(lines))
 
 

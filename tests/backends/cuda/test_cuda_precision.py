@@ -81,8 +81,8 @@ RESIDUAL = """graph @g(%x: f32[64,32]) -> ? {
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_tf32_takes_no_launch_and_no_byte_more(arch):
     plain, narrow = (
-        program_for(graph_of(RESIDUAL), "cuda", precision=each, arch=arch).steps
-        for each in ("f32", "tf32")
+        program_for(graph_of(RESIDUAL), "cuda", precision=precision, arch=arch).steps
+        for precision in ("f32", "tf32")
     )
     assert [s.nbytes for s in narrow] == [s.nbytes for s in plain]
 
@@ -96,7 +96,8 @@ def test_inputs_are_converted_by_the_kernel_that_reads_them():
     }"""
     for text, more in ((picture, 0), (LAYERS, 0), (RESIDUAL, 1)):
         plain, narrow = (
-            program_for(graph_of(text), "cuda", precision=each).steps for each in ("f32", "f16")
+            program_for(graph_of(text), "cuda", precision=precision).steps
+            for precision in ("f32", "f16")
         )
         assert len(narrow) == len(plain) + more, text
 

@@ -78,7 +78,7 @@ def produced(text: str, tile: GroupTile = SMALL) -> CudaSource:
 
 
 def agree(found, wanted, tolerance):
-    found, wanted = (np.asarray(each, np.float64) for each in (found, wanted))
+    found, wanted = (np.asarray(array, np.float64) for array in (found, wanted))
     np.testing.assert_allclose(found, wanted, tolerance, 1e-5 * np.ptp(wanted))
 
 

@@ -59,7 +59,7 @@ GRAPHS = {
 def agree(source: CudaSource, wanted: np.ndarray, tolerance: float, orders=(0, 1, 2)) -> None:
     assert "wgmma_" in source.text
     (found,) = simulate(source, orders)(inputs_of(source.program))
-    found, wanted = (np.asarray(each, np.float64) for each in (found, wanted))
+    found, wanted = (np.asarray(array, np.float64) for array in (found, wanted))
     np.testing.assert_allclose(found, wanted, tolerance, 1e-5 * np.ptp(wanted))
 
 

@@ -57,10 +57,10 @@ TILES = [
 
 def check(found, wanted) -> None:
     """Outputs agree with the interpreter's."""
-    found = [np.asarray(each) for each in found]
+    found = [np.asarray(array) for array in found]
     names = [f"output {n}" for n in range(len(found))]
-    for each, agreement in zip(wanted, agreements(names, found, wanted)):
-        assert agreement.within(TOLERANCE.get(each.dtype.name, 1e-4)), agreement
+    for array, agreement in zip(wanted, agreements(names, found, wanted)):
+        assert agreement.within(TOLERANCE.get(array.dtype.name, 1e-4)), agreement
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -140,9 +140,9 @@ def test_arrays_of_other_libraries(library):
     given, taken = library(x)
     for _ in range(4):
         found = model.run([given])
-        assert all(isinstance(each, DeviceArray) for each in found)
+        assert all(isinstance(array, DeviceArray) for array in found)
         check(found, wanted)
-        back = [taken(each) for each in found]
+        back = [taken(array) for array in found]
         host = [np.asarray(b.get() if hasattr(b, "get") else getattr(b, "cpu", lambda b=b: b)())
                 for b in back]  # fmt: skip
         check(host, wanted)
@@ -258,5 +258,5 @@ def test_two_models_in_one_cpp_program(tmp_path):
     done = subprocess.run([tmp_path / "both"], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr
     found = np.frombuffer(done.stdout, np.float32).reshape(3, -1)
-    for each in found:
-        check(np.split(each, [wanted[0].size]), [w.reshape(-1) for w in wanted])
+    for results in found:
+        check(np.split(results, [wanted[0].size]), [w.reshape(-1) for w in wanted])

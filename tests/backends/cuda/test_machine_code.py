@@ -221,7 +221,7 @@ def test_blocks_that_are_sampled_stand_for_all(monkeypatch):
     samples(source, ptx, gpu)
     wanted = mean(every)
     assert len(every) == step.grid > 4
-    assert slowest.instructions == max(each.instructions for each in every)
+    assert slowest.instructions == max(block.instructions for block in every)
     assert slowest.instructions > 1.2 * wanted.instructions
     assert found.instructions == pytest.approx(wanted.instructions, rel=0.02)
     assert found.products["f16"] == wanted.products["f16"]

@@ -108,9 +108,9 @@ def cases() -> dict[str, Traffic]:
     matrices = [f"load_matrices(r[0], r[1], r[2], r[3], {element});" for element in MATRICES]
     found = profiled(FILL + "\n".join(f"    {x}" for x in [*single, *vectors, *matrices]), 1)
     names = Traffic.__dataclass_fields__
-    each = [Traffic(*(getattr(x, n) / 4 for n in names)) for x in found.sites.values()][4:]
+    traffic = [Traffic(*(getattr(x, n) / 4 for n in names)) for x in found.sites.values()][4:]
     keys = [*single, *vectors, *matrices]
-    return dict(zip(keys, each, strict=True))
+    return dict(zip(keys, traffic, strict=True))
 
 
 @pytest.mark.parametrize(("element", "expected"), GLOBAL.items())
@@ -155,9 +155,9 @@ def test_lanes_are_together_by_iteration():
     }""")
     site = next(s for s in found.sites if s.array == "x")
     assert site.element == "x[n * 32 + t]" and site.kernel == "k"
-    each = found.sites[site]
-    assert (each.requests, each.bytes) == (4 * 4, 4 * 4 * 24 * 4)
-    assert (each.sectors, each.least_sectors) == (4 * 16, 4 * 12)
+    traffic = found.sites[site]
+    assert (traffic.requests, traffic.bytes) == (4 * 4, 4 * 4 * 24 * 4)
+    assert (traffic.sectors, traffic.least_sectors) == (4 * 16, 4 * 12)
 
 
 def test_what_blocks_move():
@@ -178,8 +178,8 @@ def test_profiles_of_a_program():
   return %y
 }""")
     found = profile(source, inputs_of(source.program))
-    assert [step for each in found for step in each.steps] == source.steps
-    assert all(each.total.conflicts <= 0.1 and each.wasted == 0 for each in found)
+    assert [step for launch in found for step in launch.steps] == source.steps
+    assert all(launch.total.conflicts <= 0.1 and launch.wasted == 0 for launch in found)
     assert all(f"\n{step.function}" in accesses(found) for step in source.steps)
 
 

@@ -57,9 +57,9 @@ MMA = {
 def test_products_of_warps(shape):
     kind, depth, lefts, rights, sum = MMA[shape]
     dtype = {"f16": np.float16, "tf32": np.float32, "s8": np.int8, "u8": np.uint8}[kind]
-    each = 4 // np.dtype(dtype).itemsize
+    per_word = 4 // np.dtype(dtype).itemsize
     a = RANDOM.integers(0 if kind == "u8" else -9, 99, (16, depth)).astype(dtype)
-    b = RANDOM.integers(-9, 9, (depth, 8)).astype(np.int8 if each == 4 else dtype)
+    b = RANDOM.integers(-9, 9, (depth, 8)).astype(np.int8 if per_word == 4 else dtype)
     lanes = np.arange(32)
     g, q = lanes // 4, lanes % 4
     words_a, words_b = a.view(np.uint32), np.ascontiguousarray(b.T).view(np.uint32)

@@ -57,7 +57,7 @@ def test_models_are_compiled_for_it():
 def test_blocks_agree_with_the_simulator(subject):
     made = Subject(subject)
     found = list(compared(made.source, made.arch, ptx="\n".join(made.lines)))
-    assert found and all(each.error < 1e-3 and each.blocks <= 2 for each in found)
+    assert found and all(launch.error < 1e-3 and launch.blocks <= 2 for launch in found)
 
 
 @pytest.mark.parametrize("name", ["mma f16", "wgmma", "wgmma held"])

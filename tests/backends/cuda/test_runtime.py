@@ -169,8 +169,8 @@ def test_everything_is_given_back():
     assert driver.counts["free_pinned"] == driver.counts["pinned"]
     assert driver.counts["free_graph"] == driver.counts["capture"] == 1
     assert driver.counts["unload"] == 1
-    for each in ("stream", "event"):
-        assert driver.counts[f"free_{each}"] == driver.counts[each] > 1
+    for kind in ("stream", "event"):
+        assert driver.counts[f"free_{kind}"] == driver.counts[kind] > 1
 
 
 def test_times():

@@ -70,8 +70,8 @@ def test_inputs_however_they_lie_in_memory(layout):
     model = graphc.compile(mlp(), threads=1)
     x = LAYOUTS[layout](sample())
     wanted = model.run([np.array(x, np.float32, order="C")])
-    for found, each in zip(model.run([x]), wanted):
-        np.testing.assert_array_equal(found, each)
+    for found, expected in zip(model.run([x]), wanted):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_outputs_are_fresh():

@@ -64,8 +64,8 @@ def test_conversions_to_integers(source):
     with np.errstate(over="ignore"):
         x = np.concatenate([SPECIAL, 2.0 ** np.arange(6, 65), -(2.0 ** np.arange(6, 65))])
         x = x.astype(source.np)
-    for each in (x, x[:1], x[3:4]):
-        check(lambda b, x: [b.Cast(x, to=t.onnx) for t in integers], each)
+    for part in (x, x[:1], x[3:4]):
+        check(lambda b, x: [b.Cast(x, to=t.onnx) for t in integers], part)
 
 
 def test_unary_operators():

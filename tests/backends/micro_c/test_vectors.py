@@ -157,8 +157,8 @@ def test_loops_over_lanes_read_copies_of_registers():
     made = with_vectors(kernel)
     assert "int32x4_t a1;" in text_of(kernel) and "vstrwq_s32(&lanes1[0], a1)" in text_of(kernel)
     results = [np.zeros(4, np.int32) for _ in range(2)]
-    for each, result in zip((kernel, made), results):
-        run_kernel(each, {"a": arrays()["a"], "m": arrays()["m"], "y": result})
+    for version, result in zip((kernel, made), results):
+        run_kernel(version, {"a": arrays()["a"], "m": arrays()["m"], "y": result})
     np.testing.assert_array_equal(*results)
 
 

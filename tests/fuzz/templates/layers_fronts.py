@@ -181,10 +181,10 @@ def into_transposed(g: Generator) -> None:
         g.integer(0, (k - 1) * d) if e > k * d else 0
         for k, d, e in zip(kernel * 2, dilations * 2, extents * 2)
     ]
-    each = g.choice((1, 2, 8))
-    if x.tensor.size * each * math.prod(kernel) > MOST_PRODUCTS // 4:
+    outputs = g.choice((1, 2, 8))
+    if x.tensor.size * outputs * math.prod(kernel) > MOST_PRODUCTS // 4:
         raise Decline
-    g.emit("ConvTranspose", x, g.weights(channels, each, *kernel), **attrs)
+    g.emit("ConvTranspose", x, g.weights(channels, outputs, *kernel), **attrs)
 
 
 @template(2, family=FAMILY)

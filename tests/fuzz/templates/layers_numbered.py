@@ -68,7 +68,7 @@ def activated(g: Generator) -> Layer:
     )  # fmt: skip
 
     def layer(g: Generator, x: Value) -> Value:
-        return g.emit(name, x, **{each: g.choice((0.25, 0.5, 1.5, 2.0)) for each in names})
+        return g.emit(name, x, **{attr: g.choice((0.25, 0.5, 1.5, 2.0)) for attr in names})
 
     return layer
 

@@ -110,8 +110,8 @@ def transposed(g: Generator) -> None:
     )
     kernel = [g.choice((1, 2, 3, 4, 5)) for _ in extents]
     strides = [g.choice((1, 2, 2, 3)) for _ in extents]
-    each = g.choice((1, 2, 3, 8, 17))
-    if x.tensor.size * each * math.prod(kernel) > MOST_PRODUCTS:
+    outputs = g.choice((1, 2, 3, 8, 17))
+    if x.tensor.size * outputs * math.prod(kernel) > MOST_PRODUCTS:
         raise Decline
     attrs: dict = {"strides": strides, "group": group}
     if g.chance(0.3):
@@ -124,8 +124,8 @@ def transposed(g: Generator) -> None:
         ]
     if g.chance(0.3):
         attrs["output_padding"] = [g.integer(0, s - 1) for s in strides]
-    bias = g.weights(each * group) if g.chance(0.5) else None
-    g.emit("ConvTranspose", x, g.weights(channels, each, *kernel), bias, **attrs)
+    bias = g.weights(outputs * group) if g.chance(0.5) else None
+    g.emit("ConvTranspose", x, g.weights(channels, outputs, *kernel), bias, **attrs)
 
 
 @template(2, family=FAMILY)

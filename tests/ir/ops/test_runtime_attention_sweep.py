@@ -232,11 +232,11 @@ def _cache(c: Case, shape: tuple, dtype) -> tuple[list, list, type]:
         c.random.integers(info.min, info.max + 1, (batch, heads, length, width)).astype(held)
         for _ in range(2)
     ]
-    each = (1,) if kind == "PER_TENSOR" else (1, heads, 1, size)
+    extents = (1,) if kind == "PER_TENSOR" else (1, heads, 1, size)
     steps = 0.1 if bits == 4 else 0.02
     return (
         codes,
-        [c.random.uniform(steps, 2 * steps, each).astype(np.float32) for _ in range(2)],
+        [c.random.uniform(steps, 2 * steps, extents).astype(np.float32) for _ in range(2)],
         held,
     )
 

@@ -27,9 +27,9 @@ def test_same_numbers(distance):
     changed = use_high_halves(kernel)
     assert (changed == kernel) == (distance == 63), "2^62 and half of 2^63 might overflow"
     results = []
-    for each in (kernel, changed):
+    for version in (kernel, changed):
         y = np.empty_like(a)
-        run_kernel(each, {"a": a, "b": b, "y": y})
+        run_kernel(version, {"a": a, "b": b, "y": y})
         results.append(y)
     np.testing.assert_array_equal(*results)
 
