@@ -29,6 +29,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+NATIVE = (".so", ".o", ".obj", ".a", ".wasm")  # suffixes of what only other programs read
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe is opened, though nobody writes to it
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # for open_regular: a link is no file either
 _BINARY = getattr(os, "O_BINARY", 0)

@@ -16,12 +16,12 @@ import numpy as np
 from graphc.cli.options import pair
 from graphc.cli.output import note, progress
 from graphc.errors import ModelError, did_you_mean
+from graphc.files import NATIVE
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
 
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
 
-NATIVE = (".so", ".o", ".obj", ".a", ".wasm")  # suffixes of what only other programs read
 CONSTANTS = ".npz"  # added to the name of a graph in text: the constants it names by digest
 
 

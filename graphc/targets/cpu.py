@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from graphc.errors import ModelError, UnsupportedError
+from graphc.files import NATIVE
 from graphc.records import dataclass
 from graphc.targets.base import PREPARING, Build, Job, Rounding, option, register_target
 from graphc.targets.training import Trains
@@ -35,7 +36,7 @@ class Cpu(Rounding, Tuned, Trains):
 
     name = "cpu"
     forms = {"llvm": ".ll", "asm": ".s"}  # noqa: RUF012 (a table)
-    files = (".so", ".o", ".obj", ".a", ".wasm", ".gcm", ".onnx")
+    files = (*NATIVE, ".gcm", ".onnx")
     keeps_integers = True
     open_sizes = True
     counts = True

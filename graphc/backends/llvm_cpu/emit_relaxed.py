@@ -7,11 +7,9 @@ For a choice between the two sides of a comparison LLVM takes the relaxed minimu
 from __future__ import annotations
 
 from graphc.backends.llvm_cpu.emit_scalar import ScalarEmitter
-from graphc.backends.llvm_cpu.processors.table import RELAXED
+from graphc.backends.llvm_cpu.processors.table import RELAXED, RELAXED_BITS
 from graphc.backends.llvm_cpu.spell import Typed, vector_of
 from graphc.ir.dtypes import DType, i32, i64
-
-BITS = 128  # of a vector
 
 
 def is_choice_of_bits(e: ScalarEmitter, condition: Typed, dtype: DType) -> bool:
@@ -21,7 +19,7 @@ def is_choice_of_bits(e: ScalarEmitter, condition: Typed, dtype: DType) -> bool:
 
 def chosen(e: ScalarEmitter, condition: Typed, then: Typed, other: Typed) -> Typed:
     """`then` in the lanes where the condition holds, elsewhere `other`."""
-    dtype, lanes, width = then.dtype, then.lanes, BITS // then.dtype.bits
+    dtype, lanes, width = then.dtype, then.lanes, RELAXED_BITS // then.dtype.bits
     word = i32 if dtype.bits == 32 else i64
     whole, kind = vector_of(word.name, lanes), vector_of(word.name, width)
     mask = e.op(f"sext {condition.type} {condition.text} to {whole}", word, lanes)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import field
 
 from graphc.backends.llvm_cpu import spell
-from graphc.backends.llvm_cpu.processors.table import FUSED, RELAXED
+from graphc.backends.llvm_cpu.processors.table import FUSED, RELAXED, RELAXED_BITS
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, i64
@@ -195,9 +195,10 @@ class ScalarEmitter:
 
     def _product_and_sum(self, args: list[Typed], dtype: DType, lanes: int) -> Typed:
         """a * b + c in two instructions: without one for it, LLVM calls a function. Relaxed vectors
-        of WebAssembly have one, of 128 bits only."""
+        of WebAssembly have one, of whole vectors only."""
         a, b, c = args
-        if RELAXED in self.features and dtype.bits >= 32 and lanes * dtype.bits == 128:
+        whole = dtype.bits >= 32 and lanes * dtype.bits == RELAXED_BITS
+        if whole and RELAXED in self.features:
             return self.intrinsic("llvm.wasm.relaxed.madd", args, dtype, lanes)
         product = self.op(f"fmul {a.type} {a.text}, {b.text}", dtype, lanes)
         return self.op(f"fadd {a.type} {product.text}, {c.text}", dtype, lanes)

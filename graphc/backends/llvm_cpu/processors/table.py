@@ -14,6 +14,7 @@ from graphc.records import dataclass
 
 FUSED = "fused_products"  # a * b + c is one instruction, rounded once
 RELAXED = "relaxed_products"  # a * b + c of a whole vector is one, rounded once or twice
+RELAXED_BITS = 128  # of such a vector
 HALVES = "converts_halves"  # vectors of f16 become float32 in an instruction or two, as bf16 do
 SIGNED_DOTS = "signed_dot_products"  # dot4 of signed bytes is the cheapest
 PAIRS = "pair_products"  # two products of int16 are one instruction: dot2_wide
