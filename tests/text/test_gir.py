@@ -4,6 +4,7 @@ A file holds cases, each a graph (or a kernel) in text followed by sections:
 
     // ---- case: NAME            starts another case
     // ---- input: NAME = CONTENTS  what an input holds when the graphs are run (default: random)
+    // ---- within: NUMBER        how far results may differ, of the range (default 1e-4)
     // ---- after: PIPELINE       the graph expected after these passes; run on both, results agree
     // ---- unchanged: PIPELINE   these passes change nothing
     // ---- declines: PIPELINE    lines `rule: part of the reason` why the rules did not fire
@@ -45,7 +46,7 @@ from graphc.passes.manager.journal import Journal
 from graphc.targets import lookup
 
 FOLDER = Path(__file__).parent
-MARK = re.compile(r"^// ---- (case|input|after|unchanged|declines|error): *(.*)$")
+MARK = re.compile(r"^// ---- (case|input|within|after|unchanged|declines|error): *(.*)$")
 UPDATE = bool(os.environ.get("GRAPHC_UPDATE_TEXT"))
 
 
@@ -75,6 +76,16 @@ class Case:
     def __str__(self) -> str:
         name = self.source.option or f"line{self.source.start + 1}"
         return f"{self.path.relative_to(FOLDER).with_suffix('')}:{name}"
+
+    @property
+    def tolerance(self) -> float:
+        """How far results may differ, of the range."""
+        return next((float(s.option) for s in self.sections if s.kind == "within"), 1e-4)
+
+    def arrays(self, graph: Graph) -> list[np.ndarray]:
+        """What the inputs of the graph hold."""
+        given = {s.option.partition("=")[0].strip(): s for s in self.sections if s.kind == "input"}
+        return [random_input(value, given.get(value.name)) for value in graph.params]
 
 
 def read_cases(path: Path) -> list[Case]:
@@ -109,10 +120,9 @@ def test_text(case: Case):
         return
     assert isinstance(source, Graph)
     check_graph(source)
-    inputs = {s.option.partition("=")[0].strip(): s for s in case.sections if s.kind == "input"}
     for section in case.sections:
-        if section.kind != "input":
-            CHECKS[section.kind](case, source, section, inputs)
+        if section.kind in CHECKS:
+            CHECKS[section.kind](case, source, section)
 
 
 def check_kernel(kernel: Kernel) -> None:
@@ -134,7 +144,7 @@ def check_graph(graph: Graph) -> None:
 # ---------------------------------------------------------------- sections
 
 
-def check_after(case: Case, source: Graph, section: Section, inputs: dict[str, Section]) -> None:
+def check_after(case: Case, source: Graph, section: Section) -> None:
     found, _ = run_passes(source, section.option)
     check_graph(found)
     if UPDATE:
@@ -146,26 +156,26 @@ def check_after(case: Case, source: Graph, section: Section, inputs: dict[str, S
     hidden = [op for k, op in enumerate(constants(found)) if k in places]
     expected.phase = found.phase
     assert print_graph(found, hidden) == print_graph(expected, elided)
-    arrays = [random_input(v, inputs.get(v.name)) for v in source.params]
     if source.params and [v.name for v in source.params] == [v.name for v in found.params]:
-        problem = difference(interpret(found, arrays), interpret(source, arrays), 1e-4)
+        arrays = case.arrays(source)
+        problem = difference(interpret(found, arrays), interpret(source, arrays), case.tolerance)
         assert problem is None, problem
 
 
-def check_unchanged(case: Case, source: Graph, section: Section, inputs) -> None:
+def check_unchanged(case: Case, source: Graph, section: Section) -> None:
     found, _ = run_passes(source, section.option)
     found.phase = source.phase
     assert print_graph(found) == print_graph(source)
 
 
-def check_declines(case: Case, source: Graph, section: Section, inputs) -> None:
+def check_declines(case: Case, source: Graph, section: Section) -> None:
     _, ctx = run_passes(source, section.option)
     for line in filter(None, map(str.strip, section.lines)):
         rule, _, reason = line.partition(": ")
         assert reason in ctx.explain(rule)
 
 
-def check_error(case: Case, source: Graph, section: Section, inputs) -> None:
+def check_error(case: Case, source: Graph, section: Section) -> None:
     with pytest.raises(GraphcError) as error:
         run_passes(source, section.option)
     assert "\n".join(section.lines).strip() in str(error.value)

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from graphc.ir.dtypes import i8, i16, i32, u8
+from graphc.ir.dtypes import f32, i8, i16, i32, u8
 from graphc.ir.graph import Op, Value
 from graphc.ir.ops.fixed_point import DOMAIN
 from graphc.ir.ops.fixed_recurrent import CELL_BITS, STATE_BITS, SUM_BITS, sigmoid_table
@@ -73,6 +73,8 @@ def fixed_rnn(
 def _in_fixed_point(rw: Rewriter, op: Op) -> list[Value] | None:
     if rw.ctx.target.machine.has("fast_floats"):
         return rw.skip("it is left to floats")
+    if op.operand(0).tensor.dtype is not f32:
+        return rw.skip("it is of {}, not of float32", op.operand(0).tensor.dtype)
     data = dequantised(op.inputs[0])
     if data is None or not data.per_tensor or data.dtype not in (i8, u8, i16):
         return rw.skip("the input is not dequantised from 8 or 16 bits with one scale")
