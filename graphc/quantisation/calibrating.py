@@ -149,7 +149,10 @@ class Calibration:
     def _each_with_moments(self, layers: Sequence[Layer]) -> Iterator[tuple[Layer, Moments | None]]:
         """The layers, each with the moments of what it reads, which is observed for as many layers
         at once as their moments leave room for."""
-        waiting, done = list(layers), 0
+        fed = self.options.fed
+        waiting, done = [each for each in layers if fed is None or each.name in fed], 0
+        if fed is not None:
+            yield from ((each, None) for each in layers if each.name not in fed)
         while waiting:
             part: list[Layer] = []
             room = ROOM

@@ -42,6 +42,11 @@ class Channels:
     count: int
     repeated: int = 1
 
+    def spread(self, scales: np.ndarray, rank: int) -> np.ndarray:
+        """A number for each channel, as an array that broadcasts to values of a rank."""
+        flat = np.repeat(scales.astype(np.float32), self.repeated)
+        return flat.reshape(-1, *(1,) * (rank - 1 - self.axis))
+
 
 @dataclass
 class Stream:
@@ -236,16 +241,22 @@ def seen_by(
     return seen
 
 
-def equalise(graph: Graph, streams: Sequence[Stream], seen: Mapping[str, Seen]) -> set[str]:
-    """Scales the channels of streams of a graph, in place; the names of the values that are scaled
-    by other factors than 1."""
-    changed: set[str] = set()
+def equalise(
+    graph: Graph, streams: Sequence[Stream], seen: Mapping[str, Seen]
+) -> dict[str, np.ndarray]:
+    """Scales the channels of streams of a graph, in place; what values are divided by, by their
+    names, where that is not 1: arrays that broadcast."""
+    divisors: dict[str, np.ndarray] = {}
     for stream in streams:
         scales = factors(stream, seen)
         if (scales == 1).all():
             continue
-        changed.update(value.name for value in stream.values)
-        changed.update(layer.op.output.name for layer in stream.makers)  # before a bias
+        for value, channels in stream.values.items():
+            divisors[value.name] = channels.spread(scales, value.tensor.rank)
+        for layer in stream.makers:  # before a bias
+            value = layer.op.output
+            own = Channels(_axis(layer.op, value) or 0, stream.count)
+            divisors[value.name] = own.spread(scales, value.tensor.rank)
         for layer in stream.makers:
             _divide(graph, layer, scales)
         for op in stream.norms:
@@ -255,7 +266,7 @@ def equalise(graph: Graph, streams: Sequence[Stream], seen: Mapping[str, Seen]) 
             made = _Reading.of(layer, stream.count).multiplied(scales)
             _replace(graph, layer.op, 1, made)
     drop_unread(graph)
-    return changed
+    return divisors
 
 
 def factors(stream: Stream, seen: Mapping[str, Seen]) -> np.ndarray:
@@ -282,42 +293,50 @@ def factors(stream: Stream, seen: Mapping[str, Seen]) -> np.ndarray:
 @dataclass
 class _Reading:
     """The weights of a layer as [rows, places, taps], and the channel that each place of a row
-    reads, [rows, places]."""
+    reads, [rows, places], or [1, places] where all rows read the same. `tops` are the largest
+    magnitudes of the taps, [rows, places]; `energy` the sums of their squares, of all rows that
+    read the same channels together, as `channel`."""
 
     layer: Layer
     weights: np.ndarray
     channel: np.ndarray
     back: Callable[[np.ndarray], np.ndarray]
+    tops: np.ndarray
+    energy: np.ndarray
 
     @staticmethod
     def of(layer: Layer, count: int) -> _Reading:
         moved = np.moveaxis(layer.weights, layer.axis, 0)
         rows, places = len(moved), count // layer.groups
-        first = np.arange(rows) // (rows // layer.groups) * places
+        weights = moved.reshape(rows, places, -1).astype(np.float64)
+        energy = np.einsum("rpt,rpt->rp", weights, weights)
+        channel = np.arange(places)[None]
+        if layer.groups == 1:
+            energy = energy.sum(0, keepdims=True)
+        else:
+            channel = channel + (np.arange(rows) // (rows // layer.groups) * places)[:, None]
         return _Reading(
-            layer, moved.reshape(rows, places, -1).astype(np.float64),
-            first[:, None] + np.arange(places),
+            layer, weights, channel,
             lambda a: np.ascontiguousarray(np.moveaxis(a.reshape(moved.shape), 0, layer.axis)),
+            np.abs(weights).max(2), energy,
         )  # fmt: skip
 
     def heights(self) -> np.ndarray:
         """The largest weight that each channel is read with."""
+        if len(self.channel) == 1:
+            return self.tops.max(0)
         largest = np.zeros(int(self.channel.max()) + 1)
-        np.maximum.at(largest, self.channel, np.abs(self.weights).max(2))
+        np.maximum.at(largest, self.channel, self.tops)
         return largest
 
     def noise(self, seen: Seen, scales: np.ndarray) -> float:
         """The estimated noise of what the layer computes, over its signal: of the activations, in
         steps of their common range, and of the weights, in steps of the range of each row."""
         own, squares = scales[self.channel], seen.squares[self.channel]
-        energy = (self.weights**2).sum(2)
-        steps = (seen.reach / scales).max() / LARGEST, (self._tops(own) / LARGEST)
-        of_data = steps[0] ** 2 * (energy * own**2).sum()
+        steps = (seen.reach / scales).max() / LARGEST, (self.tops * own).max(1) / LARGEST
+        of_data = steps[0] ** 2 * (self.energy * own**2).sum()
         of_weights = (steps[1] ** 2 * (squares / own**2).sum(1)).sum() * self.weights.shape[2]
-        return float((of_data + of_weights) / max((energy * squares).sum(), 1e-300))
-
-    def _tops(self, own: np.ndarray) -> np.ndarray:
-        return (np.abs(self.weights).max(2) * own).max(1)
+        return float((of_data + of_weights) / max((self.energy * squares).sum(), 1e-300))
 
     def multiplied(self, scales: np.ndarray) -> np.ndarray:
         """The layer's weights for channels that were divided by these."""

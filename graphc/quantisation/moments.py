@@ -40,7 +40,7 @@ class Moments:
     def add(self, rows: np.ndarray) -> None:
         """Takes rows: [groups, rows, columns]."""
         self.sums += rows.sum(1)
-        self.products += (rows.transpose(0, 2, 1) @ rows).astype(np.float64)
+        self.products += rows.transpose(0, 2, 1) @ rows
         self.count += rows.shape[1]
 
     @property
@@ -53,8 +53,11 @@ class Moments:
         whole = self._seconds(centred)
         columns = whole.shape[-1]
         trust = self.count / (self.count + columns)
-        diagonal = np.eye(columns)
-        return whole * (diagonal + (1 - diagonal) * trust)
+        for each in whole:
+            diagonal = np.diagonal(each).copy()
+            each *= trust
+            np.fill_diagonal(each, diagonal)
+        return whole
 
     def mean_of(self, rows: np.ndarray) -> np.ndarray:
         """The mean of what each row of factors sums up to, shrunk by its standard error (it is a
@@ -62,14 +65,17 @@ class Moments:
         per_group = len(rows) // len(self.sums)
         grouped = rows.reshape(len(self.sums), per_group, -1)
         mean = np.einsum("goc,gc->go", grouped, self.means)
-        spread = ((grouped @ self._seconds(True)) * grouped).sum(-1)
+        narrow = grouped.astype(np.float32)
+        spread = np.einsum("goc,goc->go", narrow @ self._seconds(True).astype(np.float32), narrow)
         chance = np.maximum(spread, 0) / max(self.count, 1)
         shrunk = mean * mean**2 / np.maximum(mean**2 + chance, 1e-300)
         return shrunk.reshape(-1)
 
     def _seconds(self, centred: bool) -> np.ndarray:
         whole = self.products / max(self.count, 1)
-        return whole - self.means[:, :, None] * self.means[:, None] if centred else whole
+        if centred:
+            whole -= self.means[:, :, None] * self.means[:, None]
+        return whole
 
 
 def columns_of(layer: Layer) -> int:

@@ -21,7 +21,9 @@ Note = Callable[[str], None]
 
 @dataclass
 class Options:
-    """How a model is quantised; the fields are arguments of `quantise`."""
+    """How a model is quantised; the fields are arguments of `quantise`, but for `fed`: the layers
+    whose weights are rounded so that they make up for the errors of others (None: all). Those of
+    others are rounded to the nearest integers, in a small part of the time."""
 
     calibration: str = "mse"
     activations: str = "int8"
@@ -37,6 +39,7 @@ class Options:
     embeddings: str = "float"
     every_layer: bool = False
     scales: str = "channel"
+    fed: frozenset[str] | None = None
 
     @property
     def base(self) -> str:

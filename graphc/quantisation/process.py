@@ -27,7 +27,7 @@ from graphc.quantisation.output_layers import GAIN, small_output_layers
 from graphc.quantisation.recurrent import RecurrentLayer, recurrent_layers
 from graphc.quantisation.results import LayerReport, Quantised
 from graphc.quantisation.rewriting import Assigned, Switches
-from graphc.quantisation.running import Observed, Runner
+from graphc.quantisation.running import Divided, Observed, Runner
 from graphc.quantisation.samples import Samples
 
 
@@ -142,31 +142,38 @@ class Process:
         streams = equalising.streams_of(copy)
         if not streams or halves is None:
             return model
-        self.note("equalising channels")
-        for fitting, judging in (halves, halves[::-1]):
-            plain = self._ratio(model, fitting, judging)
-            if self._ratio(self._scaled(fitting)[0], fitting, judging) <= plain:
+        fed = frozenset(
+            each.name for stream in streams for each in (*stream.makers, *stream.readers)
+        )
+        for number, (fitting, judging) in enumerate((halves, halves[::-1]), 1):
+            self.note(f"equalising channels, half {number} of the samples")
+            plain = self._ratio(model, fitting, judging, fed)
+            if self._ratio(self._scaled(fitting), fitting, judging, fed) <= plain:
                 return model
-        made, self.scaled = self._scaled(self.data)
+        made = self._scaled(self.data)
+        self.scaled = set(made.divisors)
         return made
 
-    def _scaled(self, data: Samples) -> tuple[Observed, set[str]]:
-        """The model with its channels equalised by samples, and the names of scaled values."""
+    def _scaled(self, data: Samples) -> Divided:
+        """The model with its channels equalised by samples."""
         graph, model = self.calibration.chosen(()).graph, self.calibration.model
         streams = equalising.streams_of(graph)
         names = list(dict.fromkeys(r.data.name for stream in streams for r in stream.readers))
         seen = equalising.seen_by(streams, model.values(names, data))
-        scaled = equalising.equalise(graph, streams, seen)
+        divisors = equalising.equalise(graph, streams, seen)
         take_back(graph)
-        return Observed(graph, model.compiling), scaled
+        return Divided(graph, model, divisors)
 
-    def _ratio(self, model: Observed, fitting: Samples, judging: Samples) -> float:
-        """The ratio of the outputs in dB on some samples, after calibration on others."""
-        one = replace(self.options, equalise=False, labels=None)
+    def _ratio(
+        self, model: Observed, fitting: Samples, judging: Samples, fed: frozenset[str]
+    ) -> float:
+        """The ratio of the outputs in dB on some samples, after calibration on others. Layers that
+        equalisation leaves as they are, all but `fed`, are rounded in less time."""
+        one = replace(self.options, equalise=False, labels=None, fed=fed)
         process = Process(model, fitting, one, lambda text: None)
         process.calibration.prepare((self.options.base,))
         process.data = judging
-        return process._measured(process._at_base()).comparison.decibels()
+        return process._measured(process._at_base(), by_layer=False).comparison.decibels()
 
     def _rewritten(self, levels: Mapping[str, str]) -> tuple[Graph, list[_Row]]:
         """The graph with layers at these levels, and its quantised layers."""
@@ -222,11 +229,12 @@ class Process:
             return []
         return embeddings.tables(graph, self.options.left_out)
 
-    def _measured(self, levels: Mapping[str, str]) -> _Built:
-        """The model with these levels, compared with the float one."""
+    def _measured(self, levels: Mapping[str, str], by_layer: bool = True) -> _Built:
+        """The model with these levels, compared with the float one; each layer too if
+        `by_layer`."""
         graph, rows = self._rewritten(levels)
         self.note("measuring")
-        names = [row.end for row in rows]
+        names = [row.end for row in rows] if by_layer else []
         outputs = [name for name, _ in own_results(self.calibration.graph)]
         wanted = list(dict.fromkeys([*outputs, *names]))
         model = self.calibration.model

@@ -69,3 +69,23 @@ class Observed:
         for sample in samples:
             seen = dict(zip(outputs, runner.run(sample), strict=True))
             yield {name: seen[name] for name in wanted}
+
+
+class Divided(Observed):
+    """A graph that computes what another does, but for values that are divided by `divisors`, by
+    their names: so the other one is observed, which is compiled already. Divisors are powers of
+    two, by which floats are divided exactly."""
+
+    def __init__(self, graph: Graph, other: Observed, divisors: Mapping[str, np.ndarray]):
+        super().__init__(graph, other.compiling)
+        self.other, self.divisors = other, divisors
+
+    def announce(self, names: Iterable[str]) -> None:
+        self.other.announce(names)
+
+    def values(self, names: Iterable[str], samples: Iterable[Feeds]) -> Iterator[Feeds]:
+        for seen in self.other.values(names, samples):
+            yield {
+                name: array / self.divisors[name] if name in self.divisors else array
+                for name, array in seen.items()
+            }

@@ -11,7 +11,7 @@ from graphc import dsl
 from graphc.frontend.onnx_export import export_onnx
 from graphc.ir.graph import clone_graph
 from graphc.ir.interp import interpret
-from graphc.observing import observe
+from graphc.observing import named_values, observe
 from graphc.quantisation import equalising
 from graphc.quantisation.quantiser import prepared
 
@@ -96,6 +96,11 @@ def test_the_float_model_stays(name):
         feeds = list(sample.values())
         for want, found in zip(interpret(graph, feeds), interpret(made, feeds)):
             np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+    names = [name for name in changed if name in named_values(made)]
+    for want, found in zip(*(observe(each, names, samples) for each in (graph, made)), strict=True):
+        for name in names:
+            expected = want[name] / changed[name]
+            np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-5 * expected.std())
 
 
 @pytest.mark.parametrize("name", LEFT)
