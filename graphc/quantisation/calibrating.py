@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Value, clone_graph
 from graphc.ir.ops.in_range import own_results
+from graphc.passes.rules.quantised.rescale import LEAST_FACTOR
 from graphc.quantisation import embeddings, four_bits, half, ranges, recurrent
 from graphc.quantisation.layers import Choice, Layer, all_layers
 from graphc.quantisation.levels import INTEGER
@@ -141,10 +142,22 @@ class Calibration:
             for level in integer:
                 step = parameters[level][self.choice.groups[layer.data]].scale
                 self.weights[level][layer.name] = rounded(
-                    layer, moments, step, self.options.scales == "tensor"
+                    layer, moments, step, self._least_scale(layer, step, parameters[level]),
+                    self.options.scales == "tensor",
                 )  # fmt: skip
             if "int4" in levels and four_bits.fits(layer) and moments is not None:
                 self.stored["int4"][layer.name] = four_bits.rounded(layer, moments)
+
+    def _least_scale(
+        self, layer: Layer, step: float, parameters: Mapping[int, Parameters]
+    ) -> float:
+        """The least scale of a layer's weights whose requantisation is a high word: layers that
+        have that share code. It is for microcontrollers; the steps of so faint channels are far
+        below those of the results."""
+        group = self.choice.groups.get(layer.end)
+        if not self.options.whole or group is None or parameters[group].dtype.bits != 8:
+            return 0.0
+        return LEAST_FACTOR * parameters[group].scale / step
 
     def _each_with_moments(self, layers: Sequence[Layer]) -> Iterator[tuple[Layer, Moments | None]]:
         """The layers, each with the moments of what it reads, which is observed for as many layers

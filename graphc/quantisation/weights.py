@@ -13,17 +13,21 @@ LARGEST = 127  # of int8 weights, which are symmetric
 LARGEST_BIAS = 1 << 29  # in units of a sum, which is of 32 bits
 
 
-def rounded(layer: Layer, moments: Moments | None, step: float, sharing: bool = False) -> Weights:
+def rounded(
+    layer: Layer, moments: Moments | None, step: float, least: float = 0.0, sharing: bool = False
+) -> Weights:
     """The integers of a layer's weights, for data in units of `step`. The bias, if the layer can
     have one, makes up for what they change in the mean; so only what departs from the mean counts
     in rounding. A channel of small weights and a large bias has a scale in which the bias fits.
-    With `sharing`, all channels of a matrix product have one scale."""
+    No scale is below `least`. With `sharing`, all channels of a matrix product have one scale."""
     rows, bias = rows_of(layer), bias_of(layer)
     has_bias = bias is not None or layer.op.name != "MatMul"
     groups = [None] if moments is None else list(moments.estimated(has_bias))
     parts = list(zip(np.split(rows, len(groups)), groups))
     scales = np.concatenate([rounding.scales_of(part, LARGEST, own) for part, own in parts])
-    floors = np.zeros(len(rows)) if bias is None else np.abs(bias) / (step * LARGEST_BIAS)
+    floors = np.full(len(rows), least)
+    if bias is not None:
+        floors = np.maximum(floors, np.abs(bias) / (step * LARGEST_BIAS))
     if sharing and layer.op.name in PRODUCTS:
         scales = rounding.shared_scale(rows, scales, LARGEST, groups[0])
         floors = np.full_like(floors, floors.max())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from saturation import exact_session
 
 import graphc
+from graphc import driver
 from graphc.errors import ModelError
 from graphc.quantisation.measuring import Comparison
 
@@ -268,3 +271,15 @@ def test_a_product_may_have_one_scale_for_all_channels():
     assert ratios["tensor"] > 30  # the largest column has as many digits as before
     with pytest.raises(ModelError, match="channel, tensor"):
         graphc.quantise(source, data, scales="block")
+
+
+def test_faint_channels_are_requantised_by_a_high_word():
+    """As the others, so that kernels of microcontrollers are alike; it costs no accuracy."""
+    weights = f32(16, 8)
+    weights[:, :2] *= 1e-3
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "dense")]
+    source = model(nodes, {"w": weights}, {"x": ["N", 16]})
+    quantised = graphc.quantise(source, {"x": f32(32, 16)}, whole=True, dims={"N": 1})
+    kernels = driver.program_for(quantised.graph, "c").kernels.values()
+    assert set(re.findall(r">> (\d+)", "".join(map(str, kernels)))) == {"32"}
+    assert quantised.outputs["y"] > 35

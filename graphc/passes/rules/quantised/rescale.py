@@ -19,6 +19,7 @@ from graphc.passes.rules.quantised.values import Target
 MULTIPLIER_BITS = 31
 WORD = 32
 FEWEST_BITS = 22  # of multipliers that are as exact as ONNX Runtime's three roundings of floats
+LEAST_FACTOR = 2.0 ** (FEWEST_BITS - 1 - WORD)  # that has these in a high word
 LARGEST_SUM = (1 << 31) - 1
 LARGEST_SHIFT = 62
 WHOLE_NUMBERS = np.arange(1, 4096)
