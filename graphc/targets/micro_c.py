@@ -35,7 +35,7 @@ CPUS = (
 )  # fmt: skip
 GOALS = ("speed", "fastest", "size")
 PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
-CHIPS = ("stm32l4r5", "nrf5340", "stm32u575", "stm32h7a3")
+CHIPS = ("stm32l4r5", "nrf52840", "nrf5340", "stm32u575", "stm32h7a3")
 BOARDS = ("mps2-an386", "mps2-an500", "mps2-an505", "mps3-an547", "riscv32-virt")
 UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20}
 TRACE_RTOL = 1e-3  # of the range of a layer's result, between processors that round otherwise

@@ -2,7 +2,7 @@
  * and was left by a jump, and how many reads missed the caches of a chip's flash.
  *
  * Arguments: marks=ADDRESS,layers=N,flash=FIRST-END,out=FILE,icache=BYTES/LINE/WAYS,
- * dcache=BYTES/LINE/WAYS, data=cached (through the icache).
+ * dcache=BYTES/LINE/WAYS, data=cached (through the icache), data=uncached (each read misses).
  * A read of byte 2L of `marks` begins layer L, of 2L+1 ends it; layer N is all else of a run, and
  * what runs outside of it is not told.
  *
@@ -64,7 +64,7 @@ static Misses *misses;
 static uint64_t marks, layers, flash_first, flash_end;
 static uint64_t layer, fetched;
 static Cache icache, dcache;
-static int shared;
+static int shared, uncached;
 static FILE *out;
 static Count *last_count;
 static uint64_t last_end;
@@ -126,7 +126,10 @@ static void on_read(unsigned cpu, uint32_t info, uint64_t address, void *data)
         const uint64_t mark = address - marks;
         layer = mark > 2 * layers ? layers + 1 : mark % 2 ? layers : mark / 2;
     }
-    if (cache->lines != 0 && in_flash(address) && !hit(cache, address / cache->line)) {
+    if (!in_flash(address)) {
+        return;
+    }
+    if (uncached || (cache->lines != 0 && !hit(cache, address / cache->line))) {
         ++misses[layer].reads;
     }
 }
@@ -205,6 +208,8 @@ int qemu_plugin_install(
             read_cache(&dcache, argv[i] + 7);
         } else if (!strcmp(argv[i], "data=cached")) {
             shared = 1;
+        } else if (!strcmp(argv[i], "data=uncached")) {
+            uncached = 1;
         } else if (!strncmp(argv[i], "out=", 4)) {
             out = fopen(argv[i] + 4, "w");
         }

@@ -13,7 +13,7 @@ from importlib.resources import files as resources
 from pathlib import Path
 
 from graphc.backends.micro_c.boards import Board
-from graphc.backends.micro_c.timing.chips import Chip
+from graphc.backends.micro_c.timing.chips import Cache, Chip
 from graphc.backends.micro_c.timing.disassembly import Instruction, read_disassembly
 from graphc.errors import InternalError, UnsupportedError
 
@@ -63,7 +63,7 @@ def run_counted(board: Board, image: Path, layers: int, chip: Chip | None) -> Co
         ]  # fmt: skip
         if chip:
             told.append(f"icache={chip.code}")
-            told.append(f"dcache={chip.data}" if chip.data else "data=cached")
+            told.append(_told_data(chip.data))
         command = [*board.emulator(), image.name, "-plugin", ",".join(told)]
         try:
             done = subprocess.run(
@@ -77,6 +77,13 @@ def run_counted(board: Board, image: Path, layers: int, chip: Chip | None) -> Co
         counts = read_counts(out.read_text(), layers)
     code = tool(board, "objdump", "-d", *DISASSEMBLING.get(board.cpu, ()), str(image))
     return Counted(counts, read_disassembly(code, "riscv" in board.tools.compiler))
+
+
+def _told_data(cache: Cache | None) -> str:
+    """What the plugin is told of reads of data."""
+    if cache is None:
+        return "data=cached"
+    return f"dcache={cache}" if cache.nbytes else "data=uncached"
 
 
 def read_counts(text: str, layers: int) -> list[Counts]:

@@ -163,5 +163,5 @@ PROCESSORS = {
     # of these no compiler tells the cycles: they are taken for the M55
     "cortex-m52": replace(_M55, error=0.8),
     "cortex-m85": replace(_M55, error=0.8),
-    "rv32": Processor({DIV: 32, **_CALLED}, {LOAD: 2, MUL: 2}, taken=2, jumped=2),
+    "rv32": Processor({DIV: 32, **_CALLED}, {LOAD: 2, MUL: 2}, taken=2, jumped=2, error=0.3),
 }  # fmt: skip
