@@ -35,8 +35,9 @@ class Emitter(Protocol):
 
 
 def is_by_even_and_odd(e: Emitter, node: Call) -> bool:
-    """Whether an expression is one of 64-bit products, narrowed to 32 bits, in lanes."""
-    if EVEN_PRODUCTS not in e.features or e.vector is None or e.lanes % 2:
+    """Whether an expression is one of 64-bit products, narrowed to 32 bits, in lanes: two pairs at
+    the least, as the lanes of a pair alone are no vectors."""
+    if EVEN_PRODUCTS not in e.features or e.vector is None or e.lanes % 2 or e.lanes < 4:
         return False
     is_narrowed = node.op.name == "cast" and node.dtype.is_integer and node.dtype.bits <= WORD
     if not (is_narrowed and node.args[0].dtype is i64 and e.depends(node)):

@@ -63,7 +63,7 @@ def elementwise(exprs: list[Expr], loads: dict[str, DType], lanes: int) -> Kerne
         with k.loop(COUNT) as i:
             at(i)
     else:
-        whole = COUNT // lanes - 1
+        whole = (COUNT - 4) // lanes if lanes < 4 else COUNT // lanes - 1
         with k.loop(whole) as x, k.loop(lanes, "vector", width=lanes) as v:
             at(x * lanes + v)
         tail = COUNT - whole * lanes - 3
@@ -135,7 +135,7 @@ def test_powers_of_two_are_scaled_by_an_instruction(lanes, registers):
     assert "scalef" not in llvm_text(program_of(kernel), older)
 
 
-@pytest.mark.parametrize("lanes", [1, 8, 16, 32])
+@pytest.mark.parametrize("lanes", [1, 2, 8, 16, 32])
 def test_wide_products_of_even_and_odd_lanes(lanes):
     kinds = {"x": i32, "y": dtypes.u8, "z": dtypes.u32, "w": dtypes.i8}
     index = Index("i", COUNT)
