@@ -163,9 +163,9 @@ class Calibration:
         """The layers, each with the moments of what it reads, which is observed for as many layers
         at once as their moments leave room for."""
         fed = self.options.fed
-        waiting, done = [each for each in layers if fed is None or each.name in fed], 0
+        waiting, done = [layer for layer in layers if fed is None or layer.name in fed], 0
         if fed is not None:
-            yield from ((each, None) for each in layers if each.name not in fed)
+            yield from ((layer, None) for layer in layers if layer.name not in fed)
         while waiting:
             part: list[Layer] = []
             room = ROOM

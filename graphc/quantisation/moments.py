@@ -53,10 +53,10 @@ class Moments:
         whole = self._seconds(centred)
         columns = whole.shape[-1]
         trust = self.count / (self.count + columns)
-        for each in whole:
-            diagonal = np.diagonal(each).copy()
-            each *= trust
-            np.fill_diagonal(each, diagonal)
+        for group in whole:
+            diagonal = np.diagonal(group).copy()
+            group *= trust
+            np.fill_diagonal(group, diagonal)
         return whole
 
     def mean_of(self, rows: np.ndarray) -> np.ndarray:

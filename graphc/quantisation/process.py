@@ -143,7 +143,7 @@ class Process:
         if not streams or halves is None:
             return model
         fed = frozenset(
-            each.name for stream in streams for each in (*stream.makers, *stream.readers)
+            layer.name for stream in streams for layer in (*stream.makers, *stream.readers)
         )
         for number, (fitting, judging) in enumerate((halves, halves[::-1]), 1):
             self.note(f"equalising channels, half {number} of the samples")
