@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cuda_programs import BRANCHES, cuda_of, graph_of, inputs_of, needs_nvcc
 from ptx_blocks import compared
-from ptx_mutants import MUTATIONS, ORDERING, Subject, explanation, sampled
+from ptx_mutants import ORDERING, Subject, explanation, sampled
 from ptx_texts import needs_c
 
 import graphc
@@ -60,31 +60,32 @@ def test_blocks_agree_with_the_simulator(subject):
     assert found and all(launch.error < 1e-3 and launch.blocks <= 2 for launch in found)
 
 
+def survivors(subject, planted):
+    """What nothing catches, though it changes something, and why is not known."""
+    return [
+        m
+        for m in planted
+        if not explanation(m) and not subject.caught(m) and not subject.equivalent(m)
+    ]
+
+
 @pytest.mark.parametrize("name", ["mma f16", "wgmma", "wgmma held"])
 def test_planted_errors_are_caught(name):
-    """One of every kind; those that survive in some places are left to ptx_mutants.py."""
+    """One of every kind."""
     subject = Subject(name)
-    often = [m for m in MUTATIONS if m.kind not in SURVIVING]
-    chosen = sampled(subject, 1, often)
+    chosen = sampled(subject, 1)
     assert len(chosen) > 25
-    missed = [m for m in chosen if not explanation(m) and not subject.caught(m)]
-    assert not missed
-
-
-SURVIVING = {
-    "leading offset of a descriptor", "bound of a comparison", "operands of a choice",
-    "guard negated", "branch removed", "parity of a phase",
-}  # fmt: skip
+    assert not survivors(subject, chosen)
 
 
 @pytest.mark.parametrize("name", [
     "mma f16", "convolution", "sorting", "wgmma held", "wgmma convolution", "wgmma split",
 ])  # fmt: skip
 def test_what_orders_copies_and_products_is_needed(name):
-    """No fence, wait, commit, arrival or barrier can be left out, but for those explained."""
+    """No fence, wait, commit, arrival or barrier can be left out, but for needless fences."""
     subject = Subject(name)
-    planted = [m for m in sampled(subject, 99, ORDERING) if not explanation(m)]
-    assert planted and not [m for m in planted if not subject.caught(m)]
+    planted = sampled(subject, 99, ORDERING)
+    assert planted and not survivors(subject, planted)
 
 
 def test_launches_come_in_orders_that_dependencies_allow():

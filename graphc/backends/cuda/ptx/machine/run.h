@@ -210,7 +210,7 @@ static void run_warp(Machine *m, Warp *w)
         if (i->aligned) check_converged(m, w, i, path->mask, mask);
         if (launch->counts) count(m, w, i, o, mask);
         if (mask == 0) { NEXT; }
-        uint32_t found = ALL_LANES;
+        uint32_t found = ALL_LANES, gives_way = 0;
         if (i->op >= FIRST_TOLERANT) found = known_result(w, i, o);
         else check_sources(m, w, i, o, mask);
         if (launch->has_products) {
@@ -246,7 +246,10 @@ static void run_warp(Machine *m, Warp *w)
         case MEET: check_met(m, w, o, mask); w->is_synced |= mask == w->live; break;
         case BARRIER: wait(m, w, i, o, mask); break;
         case ELECT: elect(m, w, i, o, mask); break;
-        case PHASE: if (!phase(m, w, i, o, mask)) { uncount(m, i); return; } break;
+        case PHASE:
+            if (!phase(m, w, i, o, mask)) { uncount(m, i); return; }
+            gives_way = launch->order & 2;
+            break;
         case ARRIVE_WITH_COPIES: arrive_with_copies(m, w, o, mask); break;
         case INIT_FENCE: fence_phases(m, w); break;
         case CLUSTER_ARRIVE: arrive_at_cluster(m, w, i, mask); break;
@@ -263,6 +266,7 @@ static void run_warp(Machine *m, Warp *w)
             w->defined[o[n].id] = (w->defined[o[n].id] & ~mask) | (there & mask);
         }
         ++path->pc;
+        if (gives_way) return;
     }
 }
 
