@@ -50,6 +50,7 @@ MMA = {
     "m16n8k8.row.col.f32.tf32.tf32.f32": ("tf32", 8, 4, 2, np.float32),
     "m16n8k32.row.col.s32.s8.s8.s32": ("s8", 32, 4, 2, np.int32),
     "m16n8k32.row.col.s32.u8.s8.s32": ("u8", 32, 4, 2, np.int32),
+    "m16n8k32.row.col.satfinite.s32.s8.s8.s32": ("s8", 32, 4, 2, np.int32),
 }
 
 
@@ -66,18 +67,24 @@ def test_products_of_warps(shape):
     left = np.stack([words_a[g + 8 * (n % 2), q + 4 * (n // 2)] for n in range(lefts)], 1)
     right = np.stack([words_b[g, q + 4 * n] for n in range(rights)], 1)
     letter = "f" if sum is np.float32 else "r"
-    zeros = "".join(f"  mov.b32 %{letter}{60 + n}, 0;\n" for n in range(4))
+    start = 2**31 - 1000 if sum is np.int32 else 0  # some sums go beyond the largest number
+    starts = "".join(f"  mov.b32 %{letter}{60 + n}, {start};\n" for n in range(4))
     loads = "".join(
         f"  ld.global.u32 %r{10 + n}, [%d1+{4 * n}];\n" for n in range(lefts)
     ) + "".join(f"  ld.global.u32 %r{20 + n}, [%d2+{4 * n}];\n" for n in range(rights))
     body = f"""{OUT.format(4 * lefts, 0)}  mad.wide.u32 %d2, %r0, {4 * rights}, %q1;
-{loads}{zeros}  mma.sync.aligned.{shape} {regs(letter, 60, 4)}, {regs("r", 10, lefts)},
+{loads}{starts}  mma.sync.aligned.{shape} {regs(letter, 60, 4)}, {regs("r", 10, lefts)},
     {regs("r", 20, rights)}, {regs(letter, 60, 4)};
   mad.wide.u32 %d3, %r0, 16, %q2;
   st.global.v4.b32 [%d3], {regs(letter, 60, 4)};
 """
     found = run_test(ptx_of(body, 3), [left, right], np.zeros((32, 4), sum))
-    wanted = a.astype(np.float64) @ b.astype(np.float64)
+    wanted = a.astype(np.float64) @ b.astype(np.float64) + start
+    if sum is np.int32:
+        assert wanted.max() >= 2**31 > wanted.min()
+        saturated = np.clip(wanted, -(2**31), 2**31 - 1)
+        wrapped = (wanted + 2**31) % 2**32 - 2**31
+        wanted = saturated if "satfinite" in shape else wrapped
     for n in range(4):
         np.testing.assert_array_equal(found[:, n], wanted[g + 8 * (n // 2), 2 * q + n % 2])
 

@@ -36,6 +36,8 @@ def _matrices(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
 @handles("mma")
 def _mma(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     shape = re.fullmatch(r"m(\d+)n8k(\d+)", parts[3])
+    saturates = parts[6:7] == ["satfinite"] and parts[-1] == "s32"
+    parts = [*parts[:6], *parts[6 + saturates :]]
     a, b = parts[-3:-1]
     wide = {"f32": "f32", "s32": "s32", "f16": "f16"}
     if (
@@ -53,7 +55,7 @@ def _mma(d: Decoder, instruction: Instruction, parts: list[str]) -> None:
     given = tuple(map(len, (results, left, right)))
     if given != counts or len(sums) != counts[0]:
         raise d.unknown(instruction, f"; its operands must have {counts} registers, found {given}")
-    aux = (rows, words, TYPES[a], TYPES[b], counts[1], counts[2], int(half))
+    aux = (rows, words, TYPES[a], TYPES[b], counts[1], counts[2], int(half), int(saturates))
     d.to.emit("MMA", results, [*left, *right, *sums], *aux, aligned=ALL)
 
 

@@ -43,7 +43,7 @@ typedef union { float f; int32_t i; } Number;
 
 static void multiply(Machine *m, Warp *w, const Instruction *i, const Operand *o)
 {
-    // aux: rows, words in a row, type of a, of b, registers of a, of b, sums are f16
+    // aux: rows, words in a row, type of a, of b, registers of a, of b, sums are f16, they saturate
     const int rows = i->aux[0], words = i->aux[1], a_type = i->aux[2], b_type = i->aux[3];
     const int each = per_word(a_type), depth = words * each, whole = a_type >= OF_S8;
     Number a[16 * 32], b[32 * 8], d[16 * 8], part[4];
@@ -72,7 +72,11 @@ static void multiply(Machine *m, Warp *w, const Instruction *i, const Operand *o
                 uint16_t *to = (uint16_t *)((uint32_t *)lanes(w, o + n / 2) + l) + (n & 1);
                 const uint32_t sum = word(w, sums + n / 2, l);
                 *to = to_f16(found.f + from_f16(n & 1 ? high(sum) : low(sum)), RN);
-            } else if (whole) ((int32_t *)lanes(w, o + n))[l] = found.i + (int32_t)word(w, sums + n, l);
+            } else if (whole) {
+                int64_t sum = (int64_t)found.i + (int32_t)word(w, sums + n, l);
+                if (i->aux[7]) sum = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum;
+                ((uint32_t *)lanes(w, o + n))[l] = (uint32_t)sum;
+            }
             else ((float *)lanes(w, o + n))[l] = found.f + as_float(word(w, sums + n, l));
         }
 }
