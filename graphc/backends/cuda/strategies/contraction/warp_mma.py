@@ -98,20 +98,22 @@ class Warps(SlicedContraction):
             words = [self.right[half, j, Const(n, i64)] for n in range(4)]
             self.panel_b.load(self.loaders, words, stage, simplify(self.own_column + j * 16), step)
 
-    def _round(self, panel: Panel, words: Buffer, half: Expr, count: int) -> None:
-        """What is left to be rounded, once the words are there."""
-        if panel.rounds:
-            with self.k.loop(count, "unroll") as i:
-                panel.round(self.loaders, [words[half, i, Const(n, i64)] for n in range(4)])
+    def _round(self, panel: Panel, words: Buffer, half: Expr, fragment: Expr) -> None:
+        """What is left to be rounded of a fragment, once its words are there."""
+        panel.round(self.loaders, [words[half, fragment, Const(n, i64)] for n in range(4)])
 
     def _multiply(self, half: int) -> None:
-        """The products of a step: two columns of fragments share four registers."""
+        """The products of a step: two columns of fragments share four registers. Rows are rounded
+        as their turn comes: compilers keep rounded words beside the others."""
         k, (down, across), which = self.k, self.fragments, Const(half, i64)
-        self._round(self.panel_a, self.left, which, down)
-        self._round(self.panel_b, self.right, which, across // 2)
-        with k.loops(down, across // 2, 2, kind="unroll") as (i, j, n):
-            column = simplify(j * 2 + n)
-            sums = [self.totals[i, column, Const(e, i64)] for e in range(4)]
-            left = [self.left[which, i, Const(e, i64)] for e in range(4)]
-            right = [self.right[which, j, simplify(n * 2 + e)] for e in range(2)]
-            k.emit(Intrin(self.kind.instruction, (*sums, *left, *right)))
+        if self.panel_b.rounds:
+            with k.loop(across // 2, "unroll") as j:
+                self._round(self.panel_b, self.right, which, j)
+        with k.loop(down, "unroll") as i:
+            self._round(self.panel_a, self.left, which, i)
+            with k.loops(across // 2, 2, kind="unroll") as (j, n):
+                column = simplify(j * 2 + n)
+                sums = [self.totals[i, column, Const(e, i64)] for e in range(4)]
+                left = [self.left[which, i, Const(e, i64)] for e in range(4)]
+                right = [self.right[which, j, simplify(n * 2 + e)] for e in range(2)]
+                k.emit(Intrin(self.kind.instruction, (*sums, *left, *right)))
