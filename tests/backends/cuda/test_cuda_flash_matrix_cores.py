@@ -106,6 +106,14 @@ def test_attention_agrees_with_the_interpreter(name):
     compared(source, GRAPHS[name], inputs, 2e-2 if is_bfloat else 4e-3)  # weights are rounded
 
 
+def test_exponents_are_one_multiplication():
+    """log2(e) / 8 times a score, less as much times the largest one, but where a mask is added."""
+    plain = emit(program_for(graph_of(attention_of("f16", 2, 20, 70, 64)), "cuda")).text
+    masked = BIASED.replace("ROWS", "20").replace("KEYS", "70")
+    assert KERNEL in plain and "* 0.18033688f + -(" in plain
+    assert "f + -(" not in emit(program_for(graph_of(masked), "cuda")).text
+
+
 def test_tiles_that_no_row_sees_are_left_out():
     """Positions are compared, not read, and a block stops at the last key that it sees."""
     for name in ("causal by position", "windows by position"):

@@ -7,6 +7,12 @@ the tile before is multiplied: double buffering. The fragments in which products
 cores are, but for their type, those in which weights enter again, so that only maxima and totals
 cross lanes. Four lanes share a row. For TF32 the keys within a fragment are permuted alike in both
 factors. The scheme is that of FlashAttention-2 (T. Dao, 2023).
+
+If scores are products times a positive number c, maxima are taken of the products, and
+
+    exp(c x - c m) = 2 ** (x c' - m c')      c' = c log2(e)
+
+is one fused multiply-add and one power of two.
 """
 
 from __future__ import annotations
@@ -15,15 +21,31 @@ import math
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import WARP, Machine
-from graphc.backends.cuda.strategies.attention.online_softmax import AttentionBlocks, padded
+from graphc.backends.cuda.strategies.attention.online_softmax import (
+    NOTHING,
+    AttentionBlocks,
+    padded,
+)
 from graphc.backends.cuda.strategies.contraction.mma_operands import Kind
 from graphc.backends.cuda.strategies.contraction.panels import STEP, Panel, ThreadGroup
 from graphc.ir.dtypes import f32, i64, u32
-from graphc.ir.expr import FALSE, Const, Expr, Load, Ref, bitcast
+from graphc.ir.expr import (
+    FALSE,
+    TRUE,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Ref,
+    bitcast,
+    call,
+    select,
+    substitute,
+)
 from graphc.ir.extents import most
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Let
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.attention import Attention
+from graphc.passes.analysis.attention import LARGEST, PRODUCT, Attention
 from graphc.passes.analysis.spaces import count
 
 LOG2_E = math.log2(math.e)
@@ -88,6 +110,8 @@ class FlashMatrixCores(AttentionBlocks):
         lane = simplify(self.thread % WARP)
         self.group, self.quad = simplify(lane // QUAD), simplify(lane % QUAD)
         self.warp_row = simplify(self.thread // WARP * (SIDE * tile.fragments))
+        self.scale, self.guard = (None, None) if self.is_whole else _scaled(self.score)
+        self.is_masked = True  # whether some rows of a tile may not see all of its keys
 
     def fits(self, gpu: Machine) -> bool:
         """Whether registers and shared memory suffice."""
@@ -108,9 +132,13 @@ class FlashMatrixCores(AttentionBlocks):
 
     def exponential_of(self, score: Expr, base: Expr) -> Expr:
         """By the instruction that approximates powers of two: weights are narrow anyway."""
-        power = self.k.alloc(f32, (), "reg", self.k.fresh("power"))
-        exponent = self.k.let((score - base) * LOG2_E)
-        self.k.emit(Intrin("power_of_two", (power[()], exponent)))
+        k, power = self.k, self.k.alloc(f32, (), "reg", self.k.fresh("power"))
+        if self.scale is None:
+            exponent = k.let((score - base) * LOG2_E)
+        else:
+            scale = Const(self.scale * LOG2_E, f32)
+            exponent = k.let(call("fma", score, scale, -(base * scale)))
+        k.emit(Intrin("power_of_two", (power[()], exponent)))
         return power[()]
 
     def body(self) -> None:
@@ -141,6 +169,26 @@ class FlashMatrixCores(AttentionBlocks):
         scores = self._products_of_keys(queries, stage)
         self.soften(scores, simplify(at * self.tile_keys))
         self._add_values(scores, stage)
+
+    # ---------------------------------------------------------------- scores
+
+    def _score(self, scores: Buffer, first: Expr) -> None:
+        if self.scale is None:
+            super()._score(scores, first)
+            return
+        assert self.guard is not None
+        if not self.is_masked:
+            return
+        with self.k.loops(self.row_part, self.key_part, kind="unroll") as (i, j):
+            row, key = simplify(self.first_row + self.row(i)), simplify(first + self.key(j))
+            mapping = {**self.fixed, **self.q.place(row), self.match.key: key}
+            inside = simplify(call("and", row < self.q.count, key < self.b.count))
+            score = select(substitute(self.guard, mapping), scores[i, j], NOTHING)
+            self.k.store(scores, (i, j), simplify(select(inside, score, NOTHING)))
+
+    def _totals(self, i: Expr) -> dict[Expr, Expr]:
+        facts = super()._totals(i)
+        return facts if self.scale is None else {**facts, LARGEST: facts[LARGEST] * self.scale}
 
     # ---------------------------------------------------------------- operands
 
@@ -252,3 +300,21 @@ class FlashMatrixCores(AttentionBlocks):
 def _words(buffer: Buffer, at: Expr, i: int) -> list[Load]:
     """The words of fragment `i` of a step."""
     return [buffer[at, Const(i, i64), Const(n, i64)] for n in range(4)]
+
+
+def _scaled(score: Expr) -> tuple[float | None, Expr | None]:
+    """c and a guard, if a score is a product times c > 0, and -inf where the guard does not hold;
+    else (None, None)."""
+    guard: Expr = TRUE
+    if isinstance(score, Call) and score.op.name == "select":
+        guard, inner, other = score.args
+        if not (isinstance(other, Const) and other.value == -math.inf):
+            return None, None
+        score = inner
+    if score is PRODUCT:
+        return 1.0, guard
+    if isinstance(score, Call) and score.op.name == "mul" and score.args[0] is PRODUCT:
+        factor = score.args[1]
+        if isinstance(factor, Const) and 0 < factor.value < math.inf:
+            return float(factor.value), guard
+    return None, None

@@ -6,28 +6,21 @@ other one computes exponentials. Tiles of keys and values are prefetched (cp.asy
 flash_matrix_cores.py. The scheme is that of FlashAttention-3 (J. Shah et al., 2024), without its
 producer warps.
 
-If scores are products times a positive number c, maxima are taken of the products, and
-
-    exp(c x - c m) = 2 ** (x c' - m c')      c' = c log2(e)
-
-is one fused multiply-add and one power of two. Where a mask hides keys beyond a row's last one
+Where a mask hides keys beyond a row's last one
 (causal), a loop over the tiles of which all rows see all keys has no mask, and another one follows
 for those at the diagonal and at the end.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import WARP, Machine
 from graphc.backends.cuda.strategies.attention.flash_matrix_cores import (
-    LOG2_E,
     CoreTile,
     FlashMatrixCores,
 )
-from graphc.backends.cuda.strategies.attention.online_softmax import NOTHING
 from graphc.backends.cuda.strategies.contraction.mma_operands import Kind
 from graphc.backends.cuda.warpgroup_instructions import COLUMNS, HELD, UNIFORM
 from graphc.ir.dtypes import f32, i32, i64, u32
@@ -40,14 +33,12 @@ from graphc.ir.expr import (
     as_expr,
     call,
     cast,
-    select,
-    substitute,
 )
 from graphc.ir.extents import as_dim, divided, most
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Let
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim
-from graphc.passes.analysis.attention import LARGEST, PRODUCT, Attention
+from graphc.passes.analysis.attention import Attention
 from graphc.passes.analysis.spaces import count
 
 TEAM = 4 * WARP
@@ -74,7 +65,6 @@ class FlashWarpGroups(FlashMatrixCores):
     def __init__(self, match: Attention, kind: Kind, tile: CoreTile):
         super().__init__(match, kind, tile)
         self.wide = 4 * self.column_part
-        self.scale, self.guard = (None, None) if self.is_whole else _scaled(self.score)
 
     def fits(self, gpu: Machine) -> bool:
         """Whether there are instructions for it, and registers and shared memory suffice."""
@@ -209,52 +199,7 @@ class FlashWarpGroups(FlashMatrixCores):
             and guard.args[1] is self.last
         )  # fmt: skip
 
-    def _score(self, scores: Buffer, first: Expr) -> None:
-        if self.scale is None:
-            super()._score(scores, first)
-            return
-        assert self.guard is not None
-        if not self.is_masked:
-            return
-        with self.k.loops(self.row_part, self.key_part, kind="unroll") as (i, j):
-            row, key = simplify(self.first_row + self.row(i)), simplify(first + self.key(j))
-            mapping = {**self.fixed, **self.q.place(row), self.match.key: key}
-            inside = simplify(call("and", row < self.q.count, key < self.b.count))
-            score = select(substitute(self.guard, mapping), scores[i, j], NOTHING)
-            self.k.store(scores, (i, j), simplify(select(inside, score, NOTHING)))
-
-    def exponential_of(self, score: Expr, base: Expr) -> Expr:
-        if self.scale is None:
-            return super().exponential_of(score, base)
-        k, scale = self.k, Const(self.scale * LOG2_E, f32)
-        power = k.alloc(f32, (), "reg", k.fresh("power"))
-        exponent = k.let(call("fma", score, scale, -(base * scale)))
-        k.emit(Intrin("power_of_two", (power[()], exponent)))
-        return power[()]
-
-    def _totals(self, i: Expr) -> dict[Expr, Expr]:
-        facts = super()._totals(i)
-        return facts if self.scale is None else {**facts, LARGEST: facts[LARGEST] * self.scale}
-
 
 def _cell(i: Expr, j: Expr) -> Expr:
     """Where the sum at a thread's `i`-th row and `j`-th column lies among those of wgmma."""
     return simplify(j // 2 * 4 + i * 2 + j % 2)
-
-
-def _scaled(score: Expr) -> tuple[float | None, Expr | None]:
-    """c and a guard, if a score is a product times c > 0, and -inf where the guard does not hold;
-    else (None, None)."""
-    guard: Expr = TRUE
-    if isinstance(score, Call) and score.op.name == "select":
-        guard, inner, other = score.args
-        if not (isinstance(other, Const) and other.value == -math.inf):
-            return None, None
-        score = inner
-    if score is PRODUCT:
-        return 1.0, guard
-    if isinstance(score, Call) and score.op.name == "mul" and score.args[0] is PRODUCT:
-        factor = score.args[1]
-        if isinstance(factor, Const) and 0 < factor.value < math.inf:
-            return float(factor.value), guard
-    return None, None
