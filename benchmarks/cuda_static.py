@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,7 +39,6 @@ from graphc.ir.text.parser import parse_graph
 from graphc.passes.specialise import specialise
 
 OURS = "graphc"
-CUTLASS_TYPES = {"half_t": "gemm", "tfloat32": "gemm tf32"}
 
 
 def _graph(params: str, *lines: str) -> str:
@@ -148,11 +148,12 @@ def _runner(ptx: Path, told: dict[str, Any]) -> Callable[[int], Sample]:
 
 
 def of_cutlass(cubin: Path, shape: str, arch: str) -> Iterator[Measured]:
-    """The kernel of cutlass_gemms.cu for a shape: its machine code alone, without what a launch
-    asks for."""
-    for name, sass in disassembled(cubin.read_bytes()).items():
-        type = next((t for t in CUTLASS_TYPES if t in name), "")
-        if CUTLASS_TYPES.get(type, "gemm int8") == shape and arch in cubin.stem:
+    """The kernel of cutlass_gemms.cu or cutlass_hopper.cu for a shape: its machine code alone,
+    without what a launch asks for."""
+    for sass in disassembled(cubin.read_bytes()).values() if arch in cubin.stem else ():
+        products = {i.opcode for i in sass.instructions if re.match(r"[HI]G?MMA", i.opcode)}
+        whole, tf32 = any(p[0] == "I" for p in products), any("TF32" in p for p in products)
+        if shape == ("gemm int8" if whole else "gemm tf32" if tf32 else "gemm"):
             yield Measured(shape, arch, "CUTLASS", "", code_of(sass, 0), None, np.inf, "not run")
 
 
