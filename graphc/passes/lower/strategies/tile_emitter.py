@@ -233,7 +233,10 @@ class TileEmitter:
                     elif blocks != 1:
                         tiles = select((at + 1).eq(blocks), rows.count, 0)
                     first = at * block if rows is whole else NOTHING
-                    self.tiles(fixed, tiled, first, tiles, rows, n + panel.first, panel)
+                    turn = None
+                    if rows is whole:
+                        turn = Turn(first, whole.count) if panels_first else Turn(NOTHING, tiles)
+                    self.tiles(fixed, tiled, first, tiles, rows, n + panel.first, panel, turn)
 
     def _in_parts(
         self, loops: LoopPlan, outer: list[Index], tiled: Index, segments: list[Segment],
