@@ -139,8 +139,9 @@ class TileEmitter:
         match = self.match
         outer, places, tiled = match.outer, self.places, self.tiled
         inplace = self.in_place()
-        is_bytes = self.plan.quad is not None  # whose products take longer than reading them
-        segments = row_tiles(tiled.extent, self.plan.row_tile, loops.overlap, is_bytes)
+        # products of bytes, and those of a high tile, take longer than reading columns
+        is_slow = self.plan.quad is not None or not self.options.are_low
+        segments = row_tiles(tiled.extent, self.plan.row_tile, loops.overlap, is_slow)
         if any(rows.end is not None for rows in segments) and not self.is_looped():
             inplace = []  # rows that are computed twice must not have been written over
         panels = self.panels()

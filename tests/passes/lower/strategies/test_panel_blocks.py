@@ -6,17 +6,20 @@ from functools import cached_property
 import numpy as np
 import pytest
 from differential import TOLERANCE, assert_same, build, interpret_program, native
+from test_sizes import opened
 
 from graphc.backends.llvm_cpu.machine import machine_of
 from graphc.backends.llvm_cpu.target import cross_target
 from graphc.driver import optimise, program_for
 from graphc.ir.dtypes import f32, i64
-from graphc.ir.expr import Const
+from graphc.ir.expr import Const, Sym
 from graphc.ir.graph import clone_graph
 from graphc.ir.instructions import LINE, PREFETCH
 from graphc.ir.interp import interpret
 from graphc.ir.kernel import Buffer, For, Intrin, Let, Store, walk_stmts
 from graphc.ir.kernel_interp import run_kernel
+from graphc.ir.program import at_sizes
+from graphc.ir.types import TensorType
 from graphc.passes.analysis.compose import computations
 from graphc.passes.lower.strategies import tile_emitter
 from graphc.passes.schedule.steps import Order, Tile, parse
@@ -44,8 +47,9 @@ def first_schedule(graph, mcpu):
     return next(iter(given))
 
 
-def product(rows, depth, columns, outer=()):
-    """A product with constants, a bias and an activation."""
+def product(rows, depth, columns, outer=(), is_open=False):
+    """A product with constants, a bias and an activation. Its rows are so many, or at most so many
+    if it is open."""
     rng = np.random.default_rng(rows + depth + columns)
     x = rng.standard_normal((*outer, rows, depth)).astype(np.float32)
     w = (rng.standard_normal((depth, columns)) / 16).astype(np.float32)
@@ -54,6 +58,8 @@ def product(rows, depth, columns, outer=()):
     def function(b, x):
         return b.Relu(b.Add(b.MatMul(x, b.constant(w)), b.constant(bias)))
 
+    if is_open:
+        return opened(function, {"x": TensorType(f32, (Sym("rows", 1, rows), depth))}), {"x": x}
     return build(function, x=x)
 
 
@@ -110,19 +116,21 @@ def test_parts_of_panels_are_asked_for_before_they_are_read(rows, columns, few):
     assert np.all(missed < depth // pieces) and len(np.unique(panels)) == few
 
 
+@pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("rows", [40, 301])
-def test_panels_are_asked_for_before_they_are_read(monkeypatch, rows):
+def test_panels_are_asked_for_before_they_are_read(monkeypatch, rows, is_open):
     """All but the first, by the tiles of rows that pass over the one before."""
     monkeypatch.setattr(tile_emitter, "SMALL_PANELS", 0)
     depth, lines = 90, 2  # of a panel at a step
-    missed = not_asked_for(rows, depth, 96, "icelake-server")
+    missed = not_asked_for(rows, depth, 96, "icelake-server", is_open)
     assert list(missed) == list(range(depth * lines))
 
 
-def not_asked_for(rows, depth, columns, mcpu):
+def not_asked_for(rows, depth, columns, mcpu, is_open=False):
     """The lines of panels that the one kernel with prefetches does not ask for."""
-    graph, _ = product(rows, depth, columns)
+    graph, _ = product(rows, depth, columns, is_open=is_open)
     program = program_for(graph, CpuLike(mcpu=mcpu))
+    program = at_sizes(program, [rows]) if is_open else program
     (kernel,) = [k for k in program.kernels.values() if any(map(is_prefetch, walk_stmts(k.body)))]
     lines = columns // 16 * depth  # of sixteen floats
     arrays = {b.name: np.zeros(b.shape, b.dtype.np) for b in kernel.params}
