@@ -38,7 +38,16 @@ FEW_CHANNELS = 16  # no more than a vector has elements
 
 def has_body(op: Op) -> bool:
     """Whether the op is given by scalar bodies and can be part of a fused region: contents that
-    these follow from, as the target of a Reshape, are known."""
+    these follow from, as the target of a Reshape, are known. Asked very often: that it is so is
+    kept with the op."""
+    if has_body not in op.memo:
+        if not _is_given(op):
+            return False  # which it may be once types or contents are known
+        op.memo[has_body] = True
+    return True
+
+
+def _is_given(op: Op) -> bool:
     if op.defn.form not in ("elementwise", "indexed"):
         return False
     for value in op.outputs:
