@@ -1,55 +1,71 @@
 """Sums of products of rows of bytes by columns of bytes, for the M-profile Vector Extension.
 
-    dots(sums, x, w, rows, apart, stride, count, columns)
+    dots_ROWSxCOLUMNSxCOUNT(sums, x, w, apart)
         for t in 0..rows - 1, c in 0..columns - 1:
             sums[stride t + c] = x[apart t] * w[count c] + ... (`count` products of neighbours)
 
-`sums`, `x` and `w` are loads of the first of several i32, int8 and int8; `rows` is 1 or 3, and all
-that follows are constants. Compilers move sums between registers and memory in such loops, so that
-the loops are written in assembler: sixteen products are one instruction (vmladava), whose sum is an
-even register; the loop ends with what is left of a row (dlstp, letp).
+`sums`, `x` and `w` are loads of the first of several i32, int8 and int8; there are 1 to 3 rows.
+`stride` is `columns`, rounded up to a vector (`stride_of`).
+
+Compilers move sums between registers and memory in such loops, so that they are assembler, a
+function for every number of rows, columns and products. Sixteen products are one instruction
+(vmladava), whose sum is an even register. A tile is all rows by a few columns. Rows of a few
+vectors stay in registers for all columns, or the products of a tile are unrolled; of longer ones
+they are in a loop. What is left of a row is loaded with zeros in the other lanes.
 """
 
 from __future__ import annotations
 
-from graphc.backends.micro_c.vectors import BYTES
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphc.backends.micro_c.vectors import BYTES, LANES
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, Index, Load
 from graphc.ir.kernel import Body, For, Intrin, Store
 from graphc.ir.simplify import simplify
 
-DOTS = "dots"
-ROWS = 3  # of a tile
+ROWS = 3  # the most of a tile
+TILE_COLUMNS = {1: 4, 2: 2, 3: 2}  # by rows
+KEPT = 6  # vectors of rows in registers
+UNROLLED = 5  # vectors of a row, up to which there is no loop over them
+NAME = re.compile(r"dots_(\d)x(\d+)x(\d+)")
 
 
-def dots(
-    sums: Load, x: Load, w: Load, rows: int, apart: int, stride: int, count: int, columns: int
-) -> Intrin:
+def dots(sums: Load, x: Load, w: Load, rows: int, apart: int, count: int, columns: int) -> Intrin:
     """The statement."""
-    numbers = (rows, apart, stride, count, columns)
-    return Intrin(DOTS, (sums, x, w, *(Const(n, i64) for n in numbers)))
+    return Intrin(f"dots_{rows}x{columns}x{count}", (sums, x, w, Const(apart, i64)))
+
+
+def stride_of(columns: int) -> int:
+    """How far apart the sums of rows are."""
+    return -(-columns // LANES) * LANES
 
 
 def meaning(stmt: Intrin) -> Body:
     """The same in plain statements."""
-    sums, x, w, *numbers = stmt.args
+    sums, x, w, apart = stmt.args
     assert isinstance(sums, Load) and isinstance(x, Load) and isinstance(w, Load)
-    rows, apart, stride, count, columns = (_number(n) for n in numbers)
+    rows, columns, count = _shape(stmt.name)
     t, c, k = (
         Index(f"{name}_of_{sums.source}", extent)
         for name, extent in (("row", rows), ("column", columns), ("element", count))
     )
-    place = simplify(sums.index[0] + (t * stride + c))
+    place = simplify(sums.index[0] + (t * stride_of(columns) + c))
     total = Load(sums.source, (place,), i32)
-    product = _at(x, t * apart + k).cast(i32) * _at(w, c * count + k).cast(i32)
+    product = _at(x, apart * t + k).cast(i32) * _at(w, c * count + k).cast(i32)
     inner = For(k, (Store(sums.source, (place,), total + product),))
     column = For(c, (Store(sums.source, (place,), Const(0, i32)), inner))
     return (For(t, (column,)),)
 
 
-def _number(x: Expr) -> int:
-    assert isinstance(x, Const)
-    return int(x.value)
+def _shape(name: str) -> tuple[int, int, int]:
+    """Rows, columns and products of a name."""
+    named = NAME.fullmatch(name)
+    assert named is not None
+    rows, columns, count = map(int, named.groups())
+    return rows, columns, count
 
 
 def _at(load: Load, distance: Expr) -> Load:
@@ -58,129 +74,291 @@ def _at(load: Load, distance: Expr) -> Load:
 
 def vectors(stmt: Intrin) -> int:
     """How many times sixteen products there are."""
-    rows, _, _, count, columns = map(_number, stmt.args[3:])
+    rows, columns, count = _shape(stmt.name)
     return rows * columns * -(-count // BYTES)
 
 
-def function_of(stmt: Intrin) -> str:
-    """The C function of a statement."""
-    return f"{DOTS}_{_number(stmt.args[3])}"
-
-
 def arguments(stmt: Intrin) -> tuple[Expr, ...]:
-    """Its arguments: a single row is not apart from others."""
-    sums, x, w, rows, *numbers = stmt.args
-    return (sums, x, w, *(numbers if _number(rows) > 1 else numbers[2:]))
+    """Those of the C function: a single row is not apart from others."""
+    return stmt.args if _shape(stmt.name)[0] > 1 else stmt.args[:3]
 
 
-_VECTORS = """\
+# ---------------------------------------------------------------- C
+
+
+def text(name: str) -> str:
+    """The function of a name."""
+    return _Function(*_shape(name)).text()
+
+
+FUNCTION = """\
+/* Sums of products of {what} by {columns} of w, {count} bytes each. */
+APART static void {name}(int32_t *sums, const int8_t *x, const int8_t *w{apart})
+{{
 #if defined(__ARM_FEATURE_MVE) && defined(__GNUC__) && !defined(__clang__) && \\
     defined(__OPTIMIZE__) && !defined(__ARM_BIG_ENDIAN)
-"""
-
-DOTS_1_TEXT = f"""\
-/* Sums of products of `count` bytes of x by as many of each column of w. */
-APART static void dots_1(int32_t *sums, const int8_t *x, const int8_t *w, int32_t count,
-    int32_t columns)
-{{
-{_VECTORS}\
-    for (; columns >= 4; columns -= 4) {{
-        const int8_t *y = x, *w0 = w, *w1 = w0 + count, *w2 = w1 + count, *w3 = w2 + count;
-        int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-        w = w3 + count;
-        __asm__ volatile("dlstp.8 lr, %[n]\\n"
-                         "1:\\n\\t"
-                         "vldrb.8 q0, [%[y]], #16\\n\\t"
-                         "vldrb.8 q1, [%[w0]], #16\\n\\t"
-                         "vmladava.s8 %[s0], q0, q1\\n\\t"
-                         "vldrb.8 q2, [%[w1]], #16\\n\\t"
-                         "vmladava.s8 %[s1], q0, q2\\n\\t"
-                         "vldrb.8 q1, [%[w2]], #16\\n\\t"
-                         "vmladava.s8 %[s2], q0, q1\\n\\t"
-                         "vldrb.8 q2, [%[w3]], #16\\n\\t"
-                         "vmladava.s8 %[s3], q0, q2\\n\\t"
-                         "letp lr, 1b"
-                         : [s0] "+Te"(s0), [s1] "+Te"(s1), [s2] "+Te"(s2), [s3] "+Te"(s3),
-                           [y] "+r"(y), [w0] "+r"(w0), [w1] "+r"(w1), [w2] "+r"(w2), [w3] "+r"(w3)
-                         : [n] "r"(count)
-                         : "q0", "q1", "q2", "lr", "memory");
-        sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;
-        sums += 4;
-    }}
-    for (; columns > 0; --columns) {{
-        const int8_t *y = x, *w0 = w;
-        int32_t s0 = 0;
-        w += count;
-        __asm__ volatile("dlstp.8 lr, %[n]\\n"
-                         "1:\\n\\t"
-                         "vldrb.8 q0, [%[y]], #16\\n\\t"
-                         "vldrb.8 q1, [%[w0]], #16\\n\\t"
-                         "vmladava.s8 %[s0], q0, q1\\n\\t"
-                         "letp lr, 1b"
-                         : [s0] "+Te"(s0), [y] "+r"(y), [w0] "+r"(w0)
-                         : [n] "r"(count)
-                         : "q0", "q1", "lr", "memory");
-        *sums++ = s0;
-    }}
-#else
-    for (; columns > 0; --columns, w += count) {{
-        int32_t sum = 0;
-        for (int32_t k = 0; k < count; ++k) {{
-            sum += x[k] * w[k];
+{vectors}#else
+    for (int32_t t = 0; t < {rows}; ++t) {{
+        for (int32_t c = 0; c < {columns_number}; ++c) {{
+            int32_t sum = 0;
+            for (int32_t k = 0; k < {count}; ++k) {{
+                sum += x[{row}k] * w[c * {count} + k];
+            }}
+            sums[t * {stride} + c] = sum;
         }}
-        *sums++ = sum;
     }}
 #endif
 }}
 """
 
-DOTS_3_TEXT = f"""\
-/* Sums of products of three rows of x by columns of w, `count` bytes of each. */
-APART static void dots_3(int32_t *sums, const int8_t *x, const int8_t *w, int32_t apart,
-    int32_t stride, int32_t count, int32_t columns)
-{{
-{_VECTORS}\
-#define SIXTEEN \\
-    "vldrb.8 q0, [%[x0]], #16\\n\\t" \\
-    "vldrb.8 q3, [%[w0]], #16\\n\\t" \\
-    "vmladava.s8 %[s0], q0, q3\\n\\t" \\
-    "vldrb.8 q1, [%[x1]], #16\\n\\t" \\
-    "vmladava.s8 %[s1], q1, q3\\n\\t" \\
-    "vldrb.8 q2, [%[x2]], #16\\n\\t" \\
-    "vmladava.s8 %[s2], q2, q3\\n\\t" \\
-    "vldrb.8 q3, [%[w1]], #16\\n\\t" \\
-    "vmladava.s8 %[t0], q0, q3\\n\\t" \\
-    "vmladava.s8 %[t1], q1, q3\\n\\t" \\
-    "vmladava.s8 %[t2], q2, q3\\n\\t"
-#define LOOP(begin, body, end, times) \\
-    __asm__ volatile(begin " lr, %[n]\\n1:\\n\\t" body end " lr, 1b" \\
-                     : [s0] "+Te"(s0), [s1] "+Te"(s1), [s2] "+Te"(s2), [t0] "+Te"(t0), \\
-                       [t1] "+Te"(t1), [t2] "+Te"(t2), [x0] "+r"(x0), [x1] "+r"(x1), \\
-                       [x2] "+r"(x2), [w0] "+r"(w0), [w1] "+r"(w1) \\
-                     : [n] "r"(times) \\
-                     : "q0", "q1", "q2", "q3", "lr", "memory")
-    const int32_t turns = count % 48 == 0 ? count / 48 : count % 32 == 0 ? count / 32 : count;
-    for (; columns >= 2; columns -= 2) {{
-        const int8_t *x0 = x, *x1 = x + apart, *x2 = x1 + apart, *w0 = w, *w1 = w + count;
-        int32_t s0 = 0, s1 = 0, s2 = 0, t0 = 0, t1 = 0, t2 = 0;
-        w = w1 + count;
-        if (3 * 16 * turns == count) {{
-            LOOP("dls", SIXTEEN SIXTEEN SIXTEEN, "le", turns);
-        }} else if (2 * 16 * turns == count) {{
-            LOOP("dls", SIXTEEN SIXTEEN, "le", turns);
-        }} else {{
-            LOOP("dlstp.8", SIXTEEN, "letp", turns);
-        }}
-        sums[0] = s0, sums[1] = t0;
-        sums[stride] = s1, sums[stride + 1] = t1;
-        sums[2 * stride] = s2, sums[2 * stride + 1] = t2;
-        sums += 2;
-    }}
-#undef LOOP
-#undef SIXTEEN
-#endif
-    for (int32_t t = 0; t < 3; ++t) {{
-        dots_1(sums + t * stride, x + t * apart, w, count, columns);
-    }}
-}}
-"""
+
+@dataclass(frozen=True)
+class _Function:
+    """Rows by columns, `count` products for each sum."""
+
+    rows: int
+    columns: int
+    count: int
+
+    def text(self) -> str:
+        several = self.rows > 1
+        return FUNCTION.format(
+            what=f"{self.rows} rows of x" if several else "x",
+            columns=f"{self.columns} columns" if self.columns > 1 else "a column",
+            columns_number=self.columns, count=self.count, rows=self.rows,
+            name=f"dots_{self.rows}x{self.columns}x{self.count}",
+            apart=", int32_t apart" if several else "",
+            row="t * apart + " if several else "",
+            stride=stride_of(self.columns), vectors=self._vectors(),
+        )  # fmt: skip
+
+    def _vectors(self) -> str:
+        lines = [f"    const int8_t *x{t} = x{t - 1} + apart;" for t in range(1, self.rows)]
+        lines = [line.replace("x0 ", "x ") for line in lines]
+        lines += _Tiles(self, min(TILE_COLUMNS[self.rows], self.columns)).lines()
+        return "".join(line + "\n" for line in lines)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Tiles of some columns, one after another, as a statement of assembler. If columns are left
+    over, it is executed once more for a tile of the last ones."""
+
+    of: _Function
+    columns: int
+
+    @property
+    def number(self) -> int:
+        """Of whole tiles."""
+        return self.of.columns // self.columns
+
+    @property
+    def again(self) -> int:
+        """The columns that the last tile computes anew; 0 if there are none left over."""
+        return -self.of.columns % self.columns
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.of.count // BYTES)
+
+    @property
+    def tail(self) -> int:
+        """The bytes of the last vector of a row; 0 if it is whole."""
+        return self.of.count % BYTES
+
+    @property
+    def kept(self) -> bool:
+        """Whether rows stay in registers."""
+        return self.of.rows * self.chunks <= KEPT
+
+    @property
+    def looped(self) -> bool:
+        """Whether there is a loop over the vectors of a row."""
+        return not self.kept and self.chunks > UNROLLED
+
+    @property
+    def named(self) -> list[str]:
+        """The pointers to rows."""
+        return ["x", *(f"x{t}" for t in range(1, self.of.rows))]
+
+    @property
+    def pointers(self) -> list[str]:
+        """Those to columns: one for each, or one that runs through all."""
+        return ["w"] if self.kept else ["w", *(f"w{c}" for c in range(1, self.columns))]
+
+    def lines(self) -> Iterator[str]:
+        count, columns = self.of.count, self.columns
+        sums = [f"s{t}{c}" for t in range(self.of.rows) for c in range(columns)]
+        yield f"    int32_t {', '.join(sums)};"
+        if self.again:
+            yield f"    for (int32_t tiles = {self.number}, left = 1;; tiles = 1, left = 0) {{"
+        else:
+            yield "    {"
+        previous = self.pointers[0]
+        for w in self.pointers[1:]:
+            yield f"        const int8_t *{w} = {previous} + {count};"
+            previous = w
+        if self.looped and self.number > 1:
+            number = f"tiles * {columns * count}" if self.again else self.number * columns * count
+            yield f"        const int8_t *const end = w + {number};"
+        code = [*self._before(), *self._tile(), *self._after()]
+        yield "        __asm__ volatile("
+        yield from (f'            "{line}\\n\\t"' for line in code)
+        outputs = [f'[{s}] "=&Te"({s})' for s in sums]
+        outputs += [f'[{p}] "+r"({p})' for p in [*self.named, *self.pointers, "sums"]]
+        yield "            : " + ",\n              ".join(outputs)
+        yield f"            : {self._input()}"
+        used = [*(f'"q{n}"' for n in range(8)), *(['"p0"'] if self.tail else [])]
+        yield f'            : {", ".join(used)}, "lr", "cc", "memory");'
+        if self.again:
+            yield "        if (!left) {"
+            yield "            break;"
+            yield "        }"
+            yield f"        w -= {self.again * count};"
+            yield f"        sums -= {self.again};"
+        yield "    }"
+
+    def _input(self) -> str:
+        """The operand that ends the loop over tiles."""
+        if self.number == 1:
+            return ""
+        if self.looped:
+            return '[end] "m"(end)'
+        return '[tiles] "r"(tiles)' if self.again else ""
+
+    def _before(self) -> Iterator[str]:
+        if self.tail:
+            yield f"movw lr, #{self.tail}"
+            yield "vctp.8 lr"
+        if self.kept:
+            yield from self._rows_kept()
+        if self.looped:
+            if self.number > 1:
+                yield "2:"
+        elif self.number > 1:
+            if self.again:
+                yield "dls lr, %[tiles]"
+            else:
+                yield f"movw lr, #{self.number}"
+                yield "dls lr, lr"
+            yield "1:"
+
+    def _after(self) -> Iterator[str]:
+        if self.number == 1:
+            return
+        if self.looped:
+            yield "ldr lr, %[end]"
+            yield "cmp %[w], lr"
+            yield "bne 2b"
+        else:
+            yield "le lr, 1b"
+
+    def _rows_kept(self) -> Iterator[str]:
+        for t, x in enumerate(self.named):
+            for n in range(self.chunks):
+                q = f"q{t * self.chunks + n}"
+                last = bool(self.tail) and n == self.chunks - 1
+                yield from ["vpst"] if last else []
+                yield f"vldrb{'t' if last else ''}.8 {q}, [%[{x}], #{n * BYTES}]"
+
+    def _tile(self) -> Iterator[str]:
+        """The sums of a tile, and their stores."""
+        if self.kept:
+            yield from self._by_column()
+        elif self.looped:
+            yield from self._in_a_loop()
+        else:
+            for n in range(self.chunks):
+                yield from self._chunk(n, n == 0, fixed=True)
+            yield from self._next_columns()
+        yield from self._stores()
+
+    def _by_column(self) -> Iterator[str]:
+        """All products of a column with the rows that are in registers."""
+        for c in range(self.columns):
+            for n in range(self.chunks):
+                q, last = f"q{6 + n % 2}", bool(self.tail) and n == self.chunks - 1
+                guarded = last and c == self.columns - 1
+                yield from ["vpst"] if guarded else []
+                step = self.tail if last else BYTES
+                yield f"vldrb{'t' if guarded else ''}.8 {q}, [%[w]], #{step}"
+                for t in range(self.of.rows):
+                    yield _product(t, c, f"q{t * self.chunks + n}", q, n == 0)
+
+    def _in_a_loop(self) -> Iterator[str]:
+        whole = self.of.count // BYTES
+        unroll = 3 if whole % 3 == 0 else 2
+        turns, left = divmod(whole, unroll)
+        for t in range(self.of.rows):
+            for c in range(self.columns):
+                yield f"mov %[s{t}{c}], #0"
+        yield f"movw lr, #{turns}"
+        yield "dls lr, lr"
+        yield "1:"
+        for _ in range(unroll):
+            yield from self._chunk(0, False, fixed=False)
+        yield "le lr, 1b"
+        for n in range(left + bool(self.tail)):
+            yield from self._chunk(self.chunks - left - bool(self.tail) + n, False, fixed=False)
+        yield from _moved("sub", self.named, self.named, self.chunks * BYTES)
+        yield from self._next_columns()
+
+    def _chunk(self, n: int, first: bool, fixed: bool) -> Iterator[str]:
+        """Sixteen products for every sum of a tile: the rows' bytes in q0 on, those of columns in
+        the registers after. Rows are read at `fixed` places, or the pointers move on."""
+        rows, columns, last = self.of.rows, self.columns, n == self.chunks - 1 and bool(self.tail)
+        place = f"[%[{{}}], #{n * BYTES}]" if fixed else f"[%[{{}}]], #{BYTES}"
+        step = self.tail if last else BYTES
+        t = "t" if last else ""
+        loads = [f"vldrb{t}.8 q{r}, {place.format(x)}" for r, x in enumerate(self.named)]
+        columns_loaded = [
+            f"vldrb{t if c == columns - 1 else ''}.8 q{rows + c}, [%[{w}]], #{step}"
+            for c, w in enumerate(self.pointers)
+        ]
+        if last:
+            yield "vpst" + "t" * rows
+            yield from [*loads, columns_loaded[-1], *columns_loaded[:-1]]
+        else:
+            yield from [*loads, columns_loaded[0]]
+        for c in range(columns):
+            if c and not last:
+                yield columns_loaded[c]
+            for r in range(rows):
+                yield _product(r, c, f"q{r}", f"q{rows + c}", first)
+
+    def _next_columns(self) -> Iterator[str]:
+        """The pointers are past their columns: those of the next tile follow the last."""
+        if len(self.pointers) > 1:
+            yield f"mov %[w], %[{self.pointers[-1]}]"
+            if self.number > 1:
+                yield from _moved("add", self.pointers[1:], self.pointers, self.of.count)
+
+    def _stores(self) -> Iterator[str]:
+        stride = 4 * stride_of(self.of.columns)
+        for t in range(self.of.rows - 1, -1, -1):
+            moves = f", #{t * stride}]" if t else f"], #{4 * self.columns}"
+            if self.columns == 4:
+                yield f"strd %[s{t}2], %[s{t}3], [%[sums], #{t * stride + 8}]"
+            if self.columns == 3:
+                yield f"str %[s{t}2], [%[sums], #{t * stride + 8}]"
+            if self.columns == 1:
+                yield f"str %[s{t}0], [%[sums]{moves}"
+            else:
+                yield f"strd %[s{t}0], %[s{t}1], [%[sums]{moves}"
+
+
+def _product(row: int, column: int, x: str, w: str, first: bool) -> str:
+    """Sixteen products added to a sum, or the first of it."""
+    return f"vmladav{'' if first else 'a'}.s8 %[s{row}{column}], {x}, {w}"
+
+
+def _moved(operation: str, results: list[str], pointers: list[str], distance: int) -> Iterator[str]:
+    """Pointers so far from others; lr holds distances that instructions cannot."""
+    far = distance >= 1 << 12
+    if far:
+        yield f"movw lr, #{distance & 0xFFFF}"
+    if distance >> 16:
+        yield f"movt lr, #{distance >> 16}"
+    for result, pointer in zip(results, pointers):
+        by = "lr" if far else f"#{distance}"
+        yield f"{operation}{'' if far else 'w'} %[{result}], %[{pointer}], {by}"

@@ -4,16 +4,11 @@
     dot4_wide(sum, a, w)       likewise
     dot4_mixed(sum, a, w)
     dot4_codes(sum, a, w, shift, bits)
-    dot16(sum, x, w, count)    sum += x[0] * w[0] + ... + x[count - 1] * w[count - 1]
 
 The `sum` of all is a scalar variable of type i32. On cores with the Arm DSP extension the four
 bytes of dot4 are widened to two pairs of 16 bits, the centre being subtracted on the way, and two
 instructions do two products each. Everywhere else these are four products. What multiplies
 pairs that are there already is in pairs.py; byte_rows.py has dot products of whole rows.
-
-In dot16 `x` and `w` are loads of the first of sixteen int8 in registers (vectors.py), the
-last stored by a vector loop over `count` lanes: the rest are 0. It is one instruction of the
-M-profile Vector Extension.
 
 `clamp` of i32 is printed as `limit_i32`, which is one instruction where the limits are those of a
 byte, and `mul_high_rounded` as a function of that name, which is one on cores with the DSP
@@ -34,14 +29,12 @@ from graphc.backends.micro_c.code_size import operators
 from graphc.backends.micro_c.fixed_point import narrow
 from graphc.backends.micro_c.mve import NAMES, definitions
 from graphc.backends.micro_c.vector_printer import VectorPrinter
-from graphc.backends.micro_c.vectors import BYTES
-from graphc.errors import InternalError
 from graphc.ir.dtypes import i8, i32, i64, u8
-from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr, call, transform
+from graphc.ir.expr import Call, Const, Expr, Load, call, transform
 from graphc.ir.instructions import DOT4, DOT4_CODES, DOT4_MIXED, DOT4_WIDE, meaning
-from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_body, map_nested
+from graphc.ir.kernel import Body, Intrin, Kernel, Stmt, map_body, map_nested
 
-DOT16 = "dot16"
+OF_ROWS = (byte_rows,)
 HIGH = "mul_high_rounded"
 CALLED = {"clamp": "limit_i32", HIGH: "mul_high_rounded_i32"}
 
@@ -217,17 +210,6 @@ UNROLLED = """\
 """
 
 
-def dot16(total: Load, x: Buffer, w: Buffer, count: Expr | int = BYTES) -> Intrin:
-    """The statement, of two registers."""
-    return Intrin(DOT16, (total, _first(x), _first(w), as_expr(count, i64)))
-
-
-def _first(register: Buffer) -> Load:
-    if register.dtype is not i8 or register.shape != (BYTES,):
-        raise InternalError(f"{register} is no register of bytes")
-    return register[Const(0, i64)]
-
-
 def in_plain_loops(kernel: Kernel) -> Kernel:
     """The kernel with every instruction replaced by what it means."""
     return replace(kernel, body=_plain(kernel.body))
@@ -242,21 +224,9 @@ def _meaning(stmt: Stmt) -> Body:
         return (map_nested(stmt, _plain),)
     if stmt.name in pairs.NAMES:
         return pairs.meaning(stmt)
-    if stmt.name == byte_rows.DOTS:
-        return byte_rows.meaning(stmt)
-    return (_fold(stmt),) if stmt.name == DOT16 else meaning(stmt)
-
-
-def _fold(stmt: Intrin) -> Stmt:
-    """A loop over the lanes of registers."""
-    total, *registers, count = stmt.args
-    assert isinstance(total, Load)
-    lane = Index(f"lane_of_{total.source}", count)
-    value: Expr = Const(1, i32)
-    for register in registers:
-        assert isinstance(register, Load)
-        value = value * Load(register.source, (lane,), i8).cast(i32)
-    return For(lane, (Store(total.source, (), total + value),))
+    if (of := _of_rows(stmt.name)) is not None:
+        return of.meaning(stmt)
+    return meaning(stmt)
 
 
 def with_instructions(kernel: Kernel) -> Kernel:
@@ -349,14 +319,11 @@ class MicroPrinter(VectorPrinter):
         return CALLED.get(node.op.name, ""), node.args
 
     def _intrin(self, stmt: Intrin) -> None:
-        if stmt.name == DOT16:
-            self._registers(stmt)
-            return
         if stmt.name in pairs.NAMES:
             self._pairs(stmt)
             return
-        if stmt.name == byte_rows.DOTS:
-            self._rows(stmt)
+        if (of := _of_rows(stmt.name)) is not None:
+            self._rows(stmt, of.arguments(stmt))
             return
         if stmt.name not in (DOT4, DOT4_WIDE, DOT4_MIXED, DOT4_CODES):
             raise self.fail(f"instruction {stmt.name} has no meaning in C")
@@ -387,12 +354,11 @@ class MicroPrinter(VectorPrinter):
             arguments = ", ".join(map(self._argument, stmt.args))
             self.line(f"{function}({arguments});")
 
-    def _rows(self, stmt: Intrin) -> None:
-        """The instruction of byte_rows.py."""
-        function, values = byte_rows.function_of(stmt), byte_rows.arguments(stmt)
-        self.functions |= {pairs.APART, function, "dots_1"}
+    def _rows(self, stmt: Intrin, values: Sequence[Expr]) -> None:
+        """An instruction of byte_rows.py."""
+        self.functions |= {pairs.APART, stmt.name}
         with self.scope(*(i for x in values if isinstance(x, Load) for i in x.index)):
-            self.line(f"{function}({', '.join(map(self._argument, values))});")
+            self.line(f"{stmt.name}({', '.join(map(self._argument, values))});")
 
     def _argument(self, value: Expr) -> str:
         """A pointer to what a load reads; else the value."""
@@ -401,14 +367,6 @@ class MicroPrinter(VectorPrinter):
         if not value.index:
             return f"&{self.name(value.source)}"
         return f"&{self.place(self.buffer(value.source), value.index)}"
-
-    def _registers(self, stmt: Intrin) -> None:
-        """A sum over the lanes of registers."""
-        sources = [x.source for x in stmt.args[:-1] if isinstance(x, Load)]
-        if any(name not in self.vectors for name in sources[1:]):
-            raise self.fail(f"{stmt.name} of {', '.join(sources[1:])}, which are no registers")
-        total, *registers = (self.name(name) for name in sources)
-        self.line(f"{total} = {self.function_call('vmladavaq_s8', total, *registers)};")
 
 
 class MicroUnit(Unit):
@@ -441,7 +399,7 @@ class MicroUnit(Unit):
         """Helpers, instructions, functions."""
         vectors = self.functions_needed & NAMES
         own = sorted(self.functions_needed - NAMES)
-        helpers = "".join(HELPERS[name] + "\n" for name in own)
+        helpers = "".join(_helper(name) + "\n" for name in own)
         if vectors:
             helpers = definitions(vectors) + "\n" + helpers
         options = ['"no-schedule-insns"'] if vectors or DOT4_NAMES.intersection(own) else []
@@ -449,6 +407,17 @@ class MicroUnit(Unit):
         pragma = PRAGMA.format(options=", ".join(options)) if options else ""
         pragma = UNROLLED + pragma if pairs.HELPERS.keys() & own else pragma
         return pragma + helpers + super().text()
+
+
+def _helper(name: str) -> str:
+    """The C of a function that instructions need."""
+    of = _of_rows(name)
+    return HELPERS[name] if of is None else of.text(name)
+
+
+def _of_rows(name: str) -> Any:
+    """The module of an instruction whose name tells its shape; None if it is another."""
+    return next((of for of in OF_ROWS if of.NAME.fullmatch(name)), None)
 
 
 DOT4_NAMES = {
@@ -467,8 +436,6 @@ LONG_TEXT = """\
 """
 HELPERS = {
     **pairs.HELPERS,
-    "dots_1": byte_rows.DOTS_1_TEXT,
-    "dots_3": byte_rows.DOTS_3_TEXT,
     LONG_KERNEL: LONG_TEXT,
     "limit_i32": LIMIT_TEXT,
     DOT4_WIDE: DOT4_WIDE_TEXT,

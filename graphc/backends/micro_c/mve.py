@@ -111,9 +111,6 @@ def _folds() -> dict[str, tuple[str, str, str, str]]:
     """Functions with a number or predicate as result: its type, parameters and start, and the
     part of one byte."""
     table = {
-        "vmladavaq_s8": (
-            "int32_t", "int32_t s, int8x16_t a, int8x16_t b", _S, f"y += (uint32_t)({_A} * {_B})",
-        ),
         "vctp8q": ("mve_pred16_t", "uint32_t n", "0", "y |= (uint32_t)(i < n) << i"),
         "vctp32q": ("mve_pred16_t", "uint32_t n", "0", "y |= (uint32_t)(i / 4 < n) << i"),
     }  # fmt: skip

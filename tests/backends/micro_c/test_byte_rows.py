@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from bundles import micro_program
@@ -13,20 +15,23 @@ from graphc.backends.micro_c.emulator import run_on_board
 from graphc.backends.micro_c.host import HostModel
 
 PADDED = {"pads": [1] * 4}
-CASES = {  # channels read, weights and attributes of a convolution
-    "three at a time": (16, (9, 16, 3, 3), PADDED),  # 144 bytes
-    "sixteen": (80, (5, 80, 1, 1), {"strides": [2, 1]}),  # 80 bytes
-    "thirty-two": (64, (6, 64, 2, 2), {"pads": [0, 0, 1, 1]}),  # 256 bytes
-    "an end": (9, (7, 9, 3, 3), PADDED),  # 81 bytes
-    "short": (3, (6, 3, 3, 3), PADDED),  # 27 bytes, copied
-    "one column": (70, (1, 70, 1, 1), {}),
+CASES = {  # channels read, weights and attributes of a convolution, and functions called
+    "a loop": (16, (9, 16, 3, 3), PADDED, {"dots_3x9x144"}),
+    "unrolled": (80, (5, 80, 1, 1), {"strides": [2, 1]}, {"dots_3x5x80"}),
+    "a loop of even turns": (64, (6, 64, 2, 2), {"pads": [0, 0, 1, 1]}, {"dots_3x6x256"}),
+    "an end": (9, (7, 9, 3, 3), PADDED, {"dots_3x7x81"}),  # of unsigned bytes
+    "a loop and an end": (15, (7, 15, 3, 3), PADDED, {"dots_3x7x135"}),
+    "in registers": (3, (6, 3, 3, 3), PADDED, {"dots_3x6x27"}),  # copied
+    "one column": (70, (1, 70, 1, 1), {}, set()),
+    "far": (1025, (3, 1025, 2, 2), {}, {"dots_3x3x4100"}),
+    "rows of eight": (8, (5, 8, 1, 1), {}, {"dots_3x5x8"}),
 }
 
 
 @pytest.mark.skipif(bool(ARM.missing()), reason=f"{ARM.missing()} not installed")
 @pytest.mark.parametrize("name", CASES)
 def test_on_a_board(name):
-    channels, weights, attrs = CASES[name]
+    channels, weights, attrs, functions = CASES[name]
     dtype = np.uint8 if name == "an end" else np.int8
     model, feeds = chain(dtype, channels, weights, **attrs)
     program = micro_program(model, CPU)
@@ -36,4 +41,4 @@ def test_on_a_board(name):
     for result, wanted in zip(device.outputs, host, strict=True):
         np.testing.assert_array_equal(result, wanted)
     text = bundle(program, options)["net.c"]
-    assert name in ("short", "one column") or "dots_3(" in text
+    assert functions <= set(re.findall(r"\bdots_\w+", text))

@@ -123,7 +123,7 @@ class _Counting:
             turns = stmt.args[-1]
             assert isinstance(turns, Const)
             return Counter({kind: n * int(turns.value) for kind, n in _OF_PAIRS[name].items()})
-        if name == byte_rows.DOTS:
+        if byte_rows.NAME.fullmatch(name):
             vectors = byte_rows.vectors(stmt)
             return Counter({VMAC: vectors, VLOAD: vectors})
         if name not in _DOTS:

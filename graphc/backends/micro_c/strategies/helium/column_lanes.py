@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
+from graphc.backends.micro_c.strategies.helium.copies import moved
 from graphc.backends.micro_c.strategies.helium.initial_sums import last_column
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level
-from graphc.backends.micro_c.strategies.helium.sums import Emitter, HeliumOptions, moved
+from graphc.backends.micro_c.strategies.helium.sums import Emitter, HeliumOptions
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import i32, i64
@@ -47,7 +48,7 @@ class Lanes(Emitter):
         first = len(self.fixed)
         mapping: dict[Expr, Expr] = dict(zip(self.fixed, index))
         mapping.update(zip(match.depth, index[first + 1 :]))
-        mapping[self.column] = last_column(self.column, index[first] * width + index[-1])
+        mapping[self.column] = last_column(self.column, self._first(index[first]) + index[-1])
         b = match.b
         stored = converted(b)
         return self._constant("weights", index, substitute(stored, mapping))
@@ -56,9 +57,29 @@ class Lanes(Emitter):
         if not inside and self._is_shallow():
             self._edge(rows[0])
             return
+        width = self.vectors * LANES
+        if self.overlapping:
+            with self._loop(-(-self.columns // width)) as number:
+                self._panel(rows, inside, number, width)
+            return
         for panel, width in self._panels(0, self.columns):
             with panel as number:
                 self._panel(rows, inside, number, width)
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether the last panel begins early, so that it is as wide as all: the columns that it
+        shares with another are computed twice."""
+        whole = self.columns >= self.vectors * LANES
+        return whole and self.lines is not None and self.reads_constants
+
+    def _first(self, panel: Expr) -> Expr:
+        """The first column of a panel."""
+        width = self.vectors * LANES
+        first = panel * width
+        if self.overlapping and self.columns % width:
+            first = call("min", first, Const(self.columns - width, i64))
+        return simplify(first)
 
     def _is_shallow(self) -> bool:
         """Whether there are few products for a tap, which may be inside or not."""
@@ -84,8 +105,7 @@ class Lanes(Emitter):
 
     def _panel(self, rows: list[dict], inside: bool, panel: Expr, width: int) -> None:
         """The sums of a tile of rows and a panel of columns, and what is made of them."""
-        first = simplify(panel * (self.vectors * LANES))
-        pieces = _pieces(width)
+        first, pieces = self._first(panel), _pieces(width)
         totals = [[self._started(at, inside, first, j) for j, _ in pieces] for at in rows]
         levels, reads = self._levels([{**at, self.column: first} for at in rows], inside)
         unrolled = inside and math.prod(level.count for level in levels) <= self.options.whole

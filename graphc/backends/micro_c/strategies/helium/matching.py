@@ -10,7 +10,7 @@ from graphc.ir.simplify import simplify
 from graphc.passes.analysis.factors import centred_byte
 from graphc.passes.analysis.weighted import ProductMatch
 
-SHORT_ROW = 12  # bytes in a row, below which lanes are faster than dots
+SHORT_ROW = 8  # bytes in a row, below which lanes are faster than dots
 MOST_COPIED = 256  # bytes that are copied to lie in a row
 LEAST_COLUMNS = 4  # that share a copy
 
@@ -54,7 +54,7 @@ def unguarded(match: ProductMatch) -> Expr:
 
 def has_byte_rows(match: ProductMatch) -> bool:
     """Whether sixteen products are one instruction: sums of bytes, the same for all columns, that
-    lie in a row or are copied into one (`is_copied`)."""
+    lie in a row or are copied into one (`is_apart`)."""
     quad = centred_byte(unguarded(match))
     if quad is None or match.column in free_indices(match.a) or match.hole.dtype is not i32:
         return False
@@ -65,27 +65,18 @@ def has_byte_rows(match: ProductMatch) -> bool:
         return False
     if match.guards and not load.dtype.min <= centre <= load.dtype.max:
         return False
-    return not is_copied(match) or _is_worth_a_copy(match)
+    return not is_apart(load, match.depth) or _is_worth_a_copy(match)
 
 
-def is_copied(match: ProductMatch) -> bool:
+def is_apart(load: Load, depth: list[Index]) -> bool:
     """Whether bytes that are summed have to be copied: they do not lie in a row of some length."""
-    quad = centred_byte(unguarded(match))
-    assert quad is not None
-    apart = is_affine_in(quad[0].index[0], match.depth[-1]) != 1
-    return apart or _row_length(quad[0], match.depth) < SHORT_ROW
+    return is_affine_in(load.index[0], depth[-1]) != 1 or _row_length(load, depth) < SHORT_ROW
 
 
-def is_one_run(match: ProductMatch) -> bool:
-    """Whether a sum is over signed bytes that lie in one row, without padding."""
-    quad = centred_byte(unguarded(match))
-    assert quad is not None
-    deep = points(match.depth)
-    return (
-        quad[0].dtype is i8 and not match.guards
-        and is_affine_in(quad[0].index[0], match.depth[-1]) == 1
-        and _row_length(quad[0], match.depth) == deep
-    )  # fmt: skip
+def is_one_run(load: Load, depth: list[Index]) -> bool:
+    """Whether a sum is over signed bytes that lie in one row."""
+    along = is_affine_in(load.index[0], depth[-1]) == 1
+    return load.dtype is i8 and along and _row_length(load, depth) == points(depth)
 
 
 def _is_worth_a_copy(match: ProductMatch) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from graphc.backends.micro_c.strategies.helium.column_lanes import Lanes, panel_vectors
-from graphc.backends.micro_c.strategies.helium.dot_products import Dots, dots_shape
+from graphc.backends.micro_c.strategies.helium.dot_products import Dots, rows_of_dots
 from graphc.backends.micro_c.strategies.helium.matching import has_byte_rows, problem
 from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
 from graphc.backends.micro_c.vectors import LANES
@@ -23,16 +23,17 @@ from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.schedule.steps import Schedule, Tile, Vector, misfit
 
 MIN_DEPTH = 2  # products summed, below which a plain nest does as well
-MOST_SUMS = 8  # of a tile, in registers: of dots or of vectors
+MOST_SUMS = 8  # vectors of a tile, in registers
 
 
 @dataclass(frozen=True)
 class HeliumTiles(Scheduled[ProductMatch]):
     """Sums of products in vectors.
 
-    tile(rows, R) tile(columns, C)   so many sums at a time
-    vector(columns, 4)               four of these columns are a vector; without it, sixteen
-                                     products of a sum are one instruction
+    tile(rows, R)        sums of so many rows at a time
+    vector(columns, 4)   four columns are a vector; without it, sixteen products of a sum are one
+                         instruction
+    tile(columns, C)     so many columns at a time, of vectors
     """
 
     options: HeliumOptions = HeliumOptions()
@@ -53,35 +54,36 @@ class HeliumTiles(Scheduled[ProductMatch]):
         """The usual tile, then smaller ones, those first that load least for their products."""
         o, alone = self.options, match.row is None
         if has_byte_rows(match):
-            rows, columns = (1, o.alone) if alone else dots_shape(match, o)
-        else:
-            rows, columns = o.lane_rows, panel_vectors(match, o)
-        rows = 1 if alone else rows
-        yield self._schedule(match, rows, columns)
+            usual = 1 if alone else rows_of_dots(match, o)
+            sizes = [usual, *(n for n in range(o.rows, 0, -1) if n != usual)]
+            yield from (Schedule(self.name, (Tile("rows", n),)) for n in sizes[: 1 if alone else 3])
+            return
+        rows, columns = 1 if alone else o.lane_rows, panel_vectors(match, o)
+        yield self._of_lanes(rows, columns)
         shapes = [(r, c) for r in range(1, rows + 1) for c in range(1, columns + 1)]
         for shape in sorted(shapes, key=lambda s: sum(s) / (s[0] * s[1])):
             if shape != (rows, columns):
-                yield self._schedule(match, *shape)
+                yield self._of_lanes(*shape)
 
-    def _schedule(self, match: ProductMatch, rows: int, columns: int) -> Schedule:
-        if has_byte_rows(match):
-            return Schedule(self.name, (Tile("rows", rows), Tile("columns", columns)))
+    def _of_lanes(self, rows: int, columns: int) -> Schedule:
         width = Tile("columns", columns * LANES)
         return Schedule(self.name, (Vector("columns", LANES), Tile("rows", rows), width))
 
     def emitted(self, match: ProductMatch, schedule: Schedule) -> Lowered:
-        dots, vector = has_byte_rows(match), schedule.get(Vector, "columns")
-        lanes = 1 if dots else LANES
-        if (1 if vector is None else vector.lanes) != lanes:
-            wanted = "no step vector(...) for bytes" if dots else f"vector(columns, {LANES})"
-            raise misfit(schedule, wanted, vector or "none")
-        rows, width = schedule.the(Tile, "rows").size, schedule.the(Tile, "columns").size
-        if width % lanes or rows * (width // lanes) > MOST_SUMS:
-            wanted = f"a tile of at most {MOST_SUMS} sums of {lanes} columns"
+        rows, vector = schedule.the(Tile, "rows").size, schedule.get(Vector, "columns")
+        if has_byte_rows(match):
+            if vector is not None:
+                raise misfit(schedule, "no step vector(...) for bytes", vector)
+            if rows > self.options.rows:
+                raise misfit(
+                    schedule, f"a tile of at most {self.options.rows} rows", f"{rows} rows"
+                )
+            return Dots(match, replace(self.options, rows=rows)).lowered()
+        if vector is None or vector.lanes != LANES:
+            raise misfit(schedule, f"vector(columns, {LANES})", vector or "none")
+        width = schedule.the(Tile, "columns").size
+        if width % LANES or rows * (width // LANES) > MOST_SUMS:
+            wanted = f"a tile of at most {MOST_SUMS} sums of {LANES} columns"
             raise misfit(schedule, wanted, f"{rows} rows of {width}")
-        columns = width // lanes
-        if not dots:
-            own = replace(self.options, lane_rows=rows, lane_vectors=columns)
-            return Lanes(match, own).lowered()
-        alone = columns if match.row is None else self.options.alone
-        return Dots(match, replace(self.options, rows=rows, columns=columns, alone=alone)).lowered()
+        own = replace(self.options, lane_rows=rows, lane_vectors=width // LANES)
+        return Lanes(match, own).lowered()

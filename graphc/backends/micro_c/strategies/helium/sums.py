@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from graphc.backends.micro_c.strategies.helium.copies import Copies, moved
 from graphc.backends.micro_c.strategies.helium.initial_sums import Starts
 from graphc.backends.micro_c.strategies.helium.matching import element, unguarded
+from graphc.backends.micro_c.strategies.helium.padded_lines import padded_lines
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level, conjunction, merged
 from graphc.backends.micro_c.vectors import LANES, VECTORS
 from graphc.ir.addresses import is_affine_in, unflatten_loads
-from graphc.ir.dtypes import i32, i64
+from graphc.ir.dtypes import i8, i32, i64
 from graphc.ir.expr import (
     Call,
     Const,
@@ -41,13 +43,10 @@ from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue, kernel_of
 
 @dataclass(frozen=True)
 class HeliumOptions:
-    """Sizes of tiles: rows and columns of dots, those columns where there is one row; rows and
-    vectors of lanes, those vectors where there is one row; `block` columns of sums on the stack."""
+    """Sizes of tiles: rows of dots; rows and vectors of lanes, those vectors where there is one
+    row; `block` columns of sums on the stack."""
 
     rows: int = 3
-    columns: int = 2
-    alone: int = 6
-    kept: int = 6  # vectors of bytes of rows that stay in registers for all columns
     chunks: int = 4  # the most groups of sixteen bytes in a row that are unrolled
     lane_rows: int = 3
     lane_vectors: int = 2
@@ -62,8 +61,11 @@ class Emitter:
     """What both ways of summing share: the loops over outputs, starts, the finish."""
 
     def __init__(self, match: ProductMatch, options: HeliumOptions):
-        self.match, self.options = match, options
         self.k = KernelBuilder()
+        self.options, self.copies = options, Copies(self.k, options.chunks)
+        self.lines = padded_lines(match)
+        self.match = match = match if self.lines is None else self.lines.match
+        self.element = self._element()
         assert match.column is not None
         self.column: Index = match.column
         self.columns = match.column.count
@@ -79,9 +81,23 @@ class Emitter:
             match, self.fixed, self.centre, self.bias, packed, self._constant, self._guards()
         )
 
+    def _element(self) -> Load:
+        """What is multiplied by weights, where all taps are inside."""
+        if self.lines is not None:
+            self.line = self.k.alloc(i8, (self.lines.size,), "stack").name
+            return self.lines.load(self.line)
+        load = element(unguarded(self.match), self.match.hole.dtype)
+        assert load is not None
+        return load
+
+    @property
+    def edges(self) -> list[Expr]:
+        """The guards that sums have to heed: none if lines are copied with their padding."""
+        return self.match.guards if self.lines is None else []
+
     def _guards(self) -> list[Expr]:
         """The guards of products that are left out of sums."""
-        return self.match.guards
+        return self.edges
 
     def _centre(self) -> int:
         quad = centred_byte(unguarded(self.match))
@@ -122,6 +138,8 @@ class Emitter:
 
     def lowered(self) -> Lowered:
         match = self.match
+        if self.lines is not None:
+            self.lines.clear(self.copies, self.line)
         self._outer(list(self.outer), {}, [])
         whole = match.computation
         kernel = kernel_of_sums("helium", self.k, whole, (self.expr, match.a), self.temporaries)
@@ -135,7 +153,7 @@ class Emitter:
             self._rows(at, conditions)
             return
         index, rest = outer[0], outer[1:]
-        low, high = interior(index, self.match)
+        low, high = interior(index, self.match) if self.edges else (0, index.count)
         with self._loop(index.count) as x:
             beyond = [x >= low] if low > 0 else []
             beyond += [x < high] if high < index.count else []
@@ -156,7 +174,9 @@ class Emitter:
         if row is None:
             self._one_row(at, inside)
             return
-        low, high = interior(row, self.match)
+        if self.lines is not None:
+            self.lines.fill(self.copies, self.line, at)
+        low, high = interior(row, self.match) if self.edges else (0, row.count)
         if low or high < row.count or inside is not None:
             self._edges(at, row, low, high, inside)
         with self.k.when(inside) if inside is not None else nullcontext():
@@ -195,10 +215,9 @@ class Emitter:
 
     def _levels(self, rows: list[dict], inside: bool) -> tuple[list[Level], list[Load]]:
         """The loops of the sum for a tile of rows, and the first element it reads in each row."""
-        hole = self.match.hole
-        load = element(unguarded(self.match), hole.dtype)
-        assert load is not None and (inside or len(rows) == 1)
-        atoms = [] if inside else self.match.guards
+        load = self.element
+        assert inside or len(rows) == 1
+        atoms = [] if inside else self.edges
         counts = [k.count for k in self.match.depth]
         levels = []
         for n, axis in enumerate(self.match.depth):
@@ -219,6 +238,12 @@ class Emitter:
                 yield x
 
     # ------------------------------------------------------------ the finish
+
+    @property
+    def reads_constants(self) -> bool:
+        """Whether outputs may be stored twice: they are made of sums and constants alone."""
+        known = {"sum", *self.match.computation.constants}
+        return all(x.source in known for x in loads(self.expr))
 
     def _finish(
         self, at: dict, column: Expr, lanes: int, total: Callable[[Expr], Expr], start: Expr | None
@@ -264,9 +289,3 @@ class Emitter:
         with self.k.loop(lanes, "vector", width=LANES) as v:
             self.k.store(register, v, moved(first, v))
         return register
-
-
-def moved(load: Expr, offset: Expr) -> Load:
-    """The element so far after that of a load."""
-    assert isinstance(load, Load)
-    return Load(load.source, (simplify(load.index[0] + offset),), load.dtype)
