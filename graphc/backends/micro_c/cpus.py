@@ -15,6 +15,7 @@ from graphc.errors import ModelError, near_or_all
 from graphc.ir.machine import Machine
 
 PAIRS = "smlad"  # four products of bytes are two instructions of pairs
+FLOATS = "vfma"  # single floats are multiplied and added in registers of their own
 HELIUM_BYTES = 16  # of a vector
 
 
@@ -36,7 +37,7 @@ class Cpu(Machine):
 DEFAULT = "generic"  # suits Cortex-M4 and M7, and runs everywhere
 HARD = ("-mthumb", "-mfloat-abi=hard")
 MVE = ("-march=armv8.1-m.main+mve.fp+fp.dp", *HARD)  # older compilers know no -mcpu of these
-ARM: dict[str, Any] = {"registers": 13, "instructions": frozenset({PAIRS})}
+ARM: dict[str, Any] = {"registers": 13, "instructions": frozenset({PAIRS, FLOATS})}
 CPUS = {
     cpu.name: cpu
     for cpu in (

@@ -8,7 +8,8 @@
 The `sum` of all is a scalar variable of type i32. On cores with the Arm DSP extension the four
 bytes of dot4 are widened to two pairs of 16 bits, the centre being subtracted on the way, and two
 instructions do two products each. Everywhere else these are four products. What multiplies
-pairs that are there already is in pairs.py; byte_rows.py has dot products of whole rows.
+pairs that are there already is in pairs.py; byte_rows.py has dot products of whole rows of bytes,
+and float_runs.py those of floats.
 
 `clamp` of i32 is printed as `limit_i32`, which is one instruction where the limits are those of a
 byte, and `mul_high_rounded` as a function of that name, which is one on cores with the DSP
@@ -24,7 +25,7 @@ from typing import Any
 from graphc.backends.cfamily.names import identifier
 from graphc.backends.cfamily.printer import Unit
 from graphc.backends.cfamily.spell import Text, function
-from graphc.backends.micro_c import byte_rows, pairs
+from graphc.backends.micro_c import byte_rows, float_runs, pairs
 from graphc.backends.micro_c.code_size import operators
 from graphc.backends.micro_c.fixed_point import narrow
 from graphc.backends.micro_c.mve import NAMES, definitions
@@ -34,7 +35,7 @@ from graphc.ir.expr import Call, Const, Expr, Load, call, transform
 from graphc.ir.instructions import DOT4, DOT4_CODES, DOT4_MIXED, DOT4_WIDE, meaning
 from graphc.ir.kernel import Body, Intrin, Kernel, Stmt, map_body, map_nested
 
-OF_ROWS = (byte_rows,)
+OF_ROWS = (byte_rows, float_runs)
 HIGH = "mul_high_rounded"
 CALLED = {"clamp": "limit_i32", HIGH: "mul_high_rounded_i32"}
 
@@ -355,7 +356,7 @@ class MicroPrinter(VectorPrinter):
             self.line(f"{function}({arguments});")
 
     def _rows(self, stmt: Intrin, values: Sequence[Expr]) -> None:
-        """An instruction of byte_rows.py."""
+        """An instruction of byte_rows.py or float_runs.py."""
         self.functions |= {pairs.APART, stmt.name}
         with self.scope(*(i for x in values if isinstance(x, Load) for i in x.index)):
             self.line(f"{stmt.name}({', '.join(map(self._argument, values))});")
@@ -405,7 +406,8 @@ class MicroUnit(Unit):
         options = ['"no-schedule-insns"'] if vectors or DOT4_NAMES.intersection(own) else []
         options += ['"no-tree-ter"'] if vectors else []
         pragma = PRAGMA.format(options=", ".join(options)) if options else ""
-        pragma = UNROLLED + pragma if pairs.HELPERS.keys() & own else pragma
+        unrolled = pairs.HELPERS.keys() & own and not any(map(float_runs.NAME.fullmatch, own))
+        pragma = UNROLLED + pragma if unrolled else pragma
         return pragma + helpers + super().text()
 
 

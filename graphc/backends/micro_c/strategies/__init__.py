@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from graphc.backends.micro_c.cpus import DEFAULT, PAIRS, Cpu, cpu_of
+from graphc.backends.micro_c.cpus import DEFAULT, FLOATS, PAIRS, Cpu, cpu_of
 from graphc.backends.micro_c.goals import FASTEST, SIZE, SPEED
 from graphc.backends.micro_c.strategies.dense import Dense
 from graphc.backends.micro_c.strategies.depthwise import Depthwise
@@ -56,7 +56,7 @@ def tile_options(cpu: Cpu) -> TileOptions:
             integer_rows=4, integer_columns=4, integer_alone=8, quads=cpu.has(PAIRS)
         )  # fmt: skip
     if cpu.registers >= FEW:
-        return TileOptions(quads=cpu.has(PAIRS))
+        return TileOptions(quads=cpu.has(PAIRS), runs=cpu.has(FLOATS))
     return TileOptions(
         rows=2, columns=2, alone=2, integer_rows=1, integer_columns=4, integer_alone=4,
         quads=cpu.has(PAIRS), unroll=1, whole=4,

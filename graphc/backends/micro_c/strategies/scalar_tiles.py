@@ -17,6 +17,8 @@ several products.
   instruction (intrinsics.py); the weights of a column are then stored four by four. In the middle
   of the row, where no guard is in between, that index may be several: the taps along a row of the
   image and the channels of each.
+* Where floats lie in a row along it, and the core has registers for them, products along it are a
+  function (float_runs.py), and the sums of a tile an array.
 * The innermost summed index is unrolled, wholly if it is short.
 """
 
@@ -26,12 +28,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from graphc.backends.micro_c import float_runs
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
-from graphc.ir.dtypes import DType, i8, i16, i32, i64, u8
+from graphc.ir.dtypes import DType, f32, i8, i16, i32, i64, u8
 from graphc.ir.expr import TRUE, Call, Const, Expr, Index, Load, call, free_indices, loads
 from graphc.ir.extents import divided, points
 from graphc.ir.instructions import LANES, dot4, dot4_mixed
-from graphc.ir.kernel import Buffer, Intrin, KernelBuilder
+from graphc.ir.kernel import Buffer, Intrin, KernelBuilder, Store
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, index_of
 from graphc.passes.analysis.factors import centred_byte, converted, is_below_a_byte
@@ -43,6 +46,7 @@ from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.schedule.steps import Dot, Schedule, Tensorize, Tile, Unroll, misfit
 
 QUADS: dict[str, Callable[..., Intrin]] = {"dot4": dot4, "dot4_mixed": dot4_mixed}
+LEAST_RUN = 8  # floats in a row, below which a function is slower than what it replaces
 LOOP = 3  # instructions of a loop around a tile, per product of each sum
 
 
@@ -58,6 +62,9 @@ class TileOptions:
     integer_columns: int = 2
     integer_alone: int = 4
     quads: bool = True  # whether four products of bytes are one instruction
+    runs: bool = False  # whether products of floats in a row are a function (float_runs.py)
+    run_rows: int = 2
+    run_columns: int = 8
     quad_rows: int = 2
     quad_columns: int = 2
     quad_alone: int = 4
@@ -118,6 +125,12 @@ class ScalarTiles(Scheduled["_Operands"]):
             wanted = "no step tensorize(...): products are not of bytes that lie in a row"
             raise misfit(schedule, wanted, schedule.get(Tensorize))
         return _Emitter(operands, schedule).lowered()
+
+
+def _is_run(a: Expr, last: Index, guards: list[Expr]) -> bool:
+    """Whether a factor is floats that are neighbours along an index, where guards hold."""
+    load = simplify(a, {atom: TRUE for atom in guards})
+    return isinstance(load, Load) and load.dtype is f32 and is_affine_in(load.index[0], last) == 1
 
 
 def _widened(b: Expr) -> DType | None:
@@ -181,6 +194,7 @@ class _Operands:
         self.edges = Window(*merge_adjacent(match.depth, [match.a]))
         self.middle = self._middle()
         self.quads = self._has_quads()
+        self.runs = self._has_runs()
         self.inplace = in_place_of_epilogue(
             match.computation, match.offset, match.epilogue_loads(), [match.a]
         )
@@ -210,6 +224,8 @@ class _Operands:
         alone = o.integer_alone if integer else o.alone
         if self.quads:
             rows, columns, alone = o.quad_rows, o.quad_columns, o.quad_alone
+        if self.runs:
+            rows, columns = o.run_rows, o.run_columns
         if match.row is None:
             rows, columns = 1, alone
         elif match.column is None or match.column_alone:
@@ -240,6 +256,26 @@ class _Operands:
             and is_affine_in(reads[0].index[0], last) == 1
         )  # fmt: skip
 
+    def _has_runs(self) -> bool:
+        """Whether products are of floats that are neighbours along the last sum, by weights that
+        are stored as floats, and no guard depends on it."""
+        match, last = self.match, self.edges.depth[-1]
+        if not self.options.runs or match.hole.dtype is not f32 or match.column_alone:
+            return False
+        guarded = any(last in free_indices(atom) for atom in match.guards)
+        return (
+            not guarded and self.middle.depth[-1].count >= LEAST_RUN and self.apart >= 0
+            and all(_is_run(w.a, w.depth[-1], match.guards) for w in (self.edges, self.middle))
+            and isinstance(match.b, Load) and match.b.dtype is f32
+        )  # fmt: skip
+
+    @property
+    def apart(self) -> int:
+        """How far apart rows are in the only array that is read; -1 if that is not known."""
+        read, row = loads(self.middle.a), self.match.row
+        apart = is_affine_in(read[0].index[0], row) if row is not None else 0
+        return -1 if apart is None or len(read) > 1 else apart
+
     @property
     def instruction(self) -> Dot:
         """That of four products."""
@@ -255,7 +291,8 @@ class _Emitter:
         self.k = KernelBuilder()
         dot = schedule.get(Tensorize)
         self.quads, self.edges = dot is not None, operands.edges
-        self.middle = operands.middle if self.quads else operands.edges
+        self.operands, self.runs = operands, operands.runs
+        self.middle = operands.middle if self.quads or self.runs else operands.edges
         instruction = None if dot is None else dot.instruction
         self.multiply = None if instruction is None else QUADS[instruction]
         self.spread = instruction == "dot4_mixed"
@@ -398,8 +435,10 @@ class _Emitter:
         width: int,
     ) -> None:
         """The sums of size x width elements, and what is made of them."""
-        dtype = self.match.hole.dtype
-        cells = []
+        self.in_runs = self.runs and float_runs.fits(size, width)
+        self.once = len(window.depth) == 1
+        totals = self._totals(size * width)
+        cells: list[tuple] = []
         for t in range(size):
             for u in range(width):
                 cell = {**at}
@@ -407,14 +446,25 @@ class _Emitter:
                     cell[row] = simplify(first + t)
                 if self.match.column is not None:
                     cell[self.match.column] = self._column(panel, u)
-                cells.append((cell, u, self.k.var(dtype, Const(0, dtype))))
+                cells.append((cell, u, totals[len(cells)]))
         factors = [simplify(window.a, cell) for cell, _, _ in cells]
         bound = frozenset(x for e in (*at.values(), first, panel) for x in free_indices(e))
         self._sum(list(window.depth), factors, at, panel, cells, bound)
         outputs = self.match.computation.outputs
         for cell, _, total in cells:
-            here = {**cell, self.match.hole: total[()]}
+            here = {**cell, self.match.hole: total}
             store_outputs(self.k, outputs, self.match.offset, self.match.exprs, here)
+
+    def _totals(self, number: int) -> list[Load]:
+        """The sums of a tile, 0: variables, or an array that functions add to or set."""
+        dtype = self.match.hole.dtype
+        zero = Const(0, dtype)
+        if not self.in_runs:
+            return [self.k.var(dtype, zero)[()] for _ in range(number)]
+        sums = self.k.alloc(dtype, (number,), "stack")
+        for n in range(0 if self.once else number):
+            self.k.store(sums, n, zero)
+        return [sums[Const(n, i64)] for n in range(number)]
 
     def _sum(
         self, depth: list[Index], factors: list[Expr], at: dict, panel: Expr, cells: list[tuple],
@@ -442,6 +492,9 @@ class _Emitter:
         if last and self.quads and aligned and count == axis.count and _all_quads(state[1]):
             self._groups(axis, count, state)
             return
+        if last and self.in_runs:
+            self._run(axis, low, state)
+            return
         if last and count is not None and count <= self.unroll.whole:
             for n in range(count):
                 self._step(axis, simplify(low + n), state, frozenset())
@@ -453,6 +506,16 @@ class _Emitter:
                 self._step(axis, simplify(low + x * unroll + n), state, frozenset({x}))
         for n in range(left):
             self._step(axis, simplify(low + (whole * unroll + n)), state, frozenset())
+
+    def _run(self, axis: Index, low: Expr, state: tuple) -> None:
+        """All of the last sum by a function."""
+        _, factors, at, panel, cells, _ = state
+        width = max(lane for _, lane, _ in cells) + 1
+        first, weight = simplify(factors[0], {axis: low}), self._weight({**at, axis: low}, panel, 0)
+        assert isinstance(first, Load) and isinstance(weight, Load)
+        shape = len(cells) // width, width
+        apart = self.operands.apart
+        self.k.emit(float_runs.run(cells[0][2], first, weight, shape, apart, axis.count, self.once))
 
     def _groups(self, axis: Index, count: int, state: tuple) -> None:
         """The whole of the last sum, four products at a time."""
@@ -477,7 +540,7 @@ class _Emitter:
             load, *centre = read
             narrow = weight.args[0]
             assert isinstance(narrow, Load)
-            self.k.emit(self.multiply(total[()], load, narrow, *centre))
+            self.k.emit(self.multiply(total, load, narrow, *centre))
 
     def _step(self, axis: Index, position: Expr, state: tuple, new: frozenset) -> None:
         rest, factors, at, panel, cells, bound = state
@@ -496,7 +559,6 @@ class _Emitter:
         for a, (_, lane, total) in zip(factors, cells):
             b = self._weight(at, panel, lane)
             left, right = name(a), name(b)
-            if total.dtype is i32:
-                self.k.store(total, (), total[()] + left * right)
-            else:
-                self.k.store(total, (), call("fma", left, right, total[()]))
+            integer = total.dtype is i32
+            value = total + left * right if integer else call("fma", left, right, total)
+            self.k.emit(Store(total.source, total.index, value))

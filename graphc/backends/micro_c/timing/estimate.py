@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 
-from graphc.backends.micro_c import byte_rows, pairs
+from graphc.backends.micro_c import byte_rows, float_runs, pairs
 from graphc.backends.micro_c.timing.cycles import Cycles
 from graphc.backends.micro_c.timing.disassembly import (
     ALU,
@@ -126,6 +126,9 @@ class _Counting:
         if byte_rows.NAME.fullmatch(name):
             vectors = byte_rows.vectors(stmt)
             return Counter({VMAC: vectors, VLOAD: vectors})
+        if float_runs.NAME.fullmatch(name):
+            products, loads = float_runs.operations(stmt)
+            return Counter({FMA: products, LOAD: loads, BRANCH: 2})
         if name not in _DOTS:
             return Counter({MAC if name in pairs.OF_WORDS else VMAC: 1})
         return Counter(_DOTS[name] if self.pairs else _DOT_BYTES)
