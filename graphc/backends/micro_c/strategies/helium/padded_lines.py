@@ -114,7 +114,8 @@ class Lines:
     def _line(self, copies: Copies, level: Level, inner: list[Level], read: Load, to: Load) -> None:
         """The positions along a row that are in the image: the others are zero points still."""
         if self.end > self.first:
-            there, here = moved(read, self.first * level.step), moved(to, self.first * level.weight)
+            first = Const(self.first, i64)
+            there, here = moved(read, first * level.step), moved(to, first * level.weight)
             levels = [replace(level, count=self.end - self.first), *inner]
             copies.nested(levels, there, here, self._zero)
 
