@@ -13,7 +13,7 @@ from graphc.backends.micro_c.model import size_rows
 from graphc.errors import ModelError
 
 RNG = np.random.default_rng(0)
-CHANNELS = (8, 12, 16, 20, 24, 28)
+CHANNELS = (8, 16, 24, 32, 40, 48)  # multiples of a tile of columns
 
 
 def dense_layers():
