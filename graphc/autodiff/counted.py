@@ -15,12 +15,11 @@ from graphc.autodiff.without import refusal
 from graphc.ir.addresses import flatten_index
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Expr, Index, Load, select
+from graphc.ir.expr import Expr, Index, Load, as_expr, maximum, minimum, select
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import infer_op
 from graphc.ir.ops.counts import CORNER, DOMAIN, is_count, is_counted
 from graphc.ir.ops.generic import generic_op
-from graphc.ir.ops.helpers import clamped
 from graphc.ir.types import Dim
 
 UNIQUE_OUTPUTS = 4
@@ -35,7 +34,7 @@ def compressed(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[V
     numbers = b.CumSum(b.Cast(condition, to=i64.onnx), np.array(0))
 
     def place(item: Expr) -> tuple[Expr, Expr]:
-        at = [clamped(item, known)]
+        at = [_clamped(item, known)]
         holds = Load("condition", at, condition.tensor.dtype)
         return (item < known) & holds, Load("number", at, i64) - 1
 
@@ -54,7 +53,7 @@ def distinct(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Val
 
     def place(item: Expr) -> tuple[Expr, Expr]:
         number = Load("number", [item], i64)
-        first = Load("first", [clamped(number, firsts.tensor.dims[0])], i64)
+        first = Load("first", [_clamped(number, firsts.tensor.dims[0])], i64)
         return first.eq(item), number
 
     return [_taken(b, op, cotangents, place, {"first": firsts, "number": numbers})]
@@ -63,6 +62,11 @@ def distinct(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Val
 def _part(b: Builder, value: Value, dims: Sequence[Dim]) -> Value:
     """The part that is there of what a bounded op gives."""
     return b.op(CORNER, value, domain=DOMAIN, dims=tuple(dims))
+
+
+def _clamped(index: Expr, extent: Dim) -> Expr:
+    """The nearest index in range; 0 where there is nothing, as there is room for one element."""
+    return maximum(minimum(index, as_expr(extent, i64) - 1), 0)
 
 
 def _with_all_results(op: Op) -> Op:
@@ -100,6 +104,6 @@ def _taken(
         axis %= x.rank
         item, before, after = space[axis], space[:axis], space[axis + 1 :]
     is_there, number = place(item)
-    along = clamped(number, g.tensor.dims[len(before)])
+    along = _clamped(number, g.tensor.dims[len(before)])
     body = select(is_there, Load("g", [*before, along, *after], g.tensor.dtype), 0)
     return generic_op(b, space, body, {**sources, "g": g}.__getitem__)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphc.driver import Settings, to_program
-from graphc.errors import ModelError
+from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.machine import Machine
+from graphc.ir.ops.counts import is_count
 from graphc.ir.program import Program
 from graphc.targets.micro_c import MicroC
 from graphc.targets.training import Trains
@@ -62,10 +63,12 @@ class _Part(MicroC):
 def step_of(graph: Graph, target: Trains) -> tuple[Graph, dict[str, np.ndarray]]:
     """The training step of a model of static shapes that the options of a target ask for: a graph
     from the inputs, the target, the rate and the state to the loss and the new state; and the state
-    that it starts from, by the names of the graph's inputs."""
+    that it starts from, by the names of the graph's inputs. Sizes that data decides are none of the
+    graph's, whose inputs are static."""
     step = (model := _trainable(graph, target)).step
     for name, value in step.graph.named_results():
         value.name = name
+    step.graph.symbols = {}
     kept = [step.graph.params[number] for number in step.state]
     zeros = {p.name: np.zeros(p.tensor.static_shape, p.tensor.dtype.np) for p in kept}
     return step.graph, {**zeros, **{n: a for n, a in model.initial.items() if n in zeros}}
@@ -75,8 +78,15 @@ def joint_program(
     graph: Graph, target: MicroC, settings: Settings | None = None
 ) -> tuple[Program, Training]:
     """Inference and a training step of a model of static shapes as one program, as the options of
-    the target (`train`, `loss`, `optimizer`) ask for it, and which part is what."""
+    the target (`train`, `loss`, `optimizer`) ask for it, and which part is what. UnsupportedError
+    if data decides sizes, as both would tell them."""
     model = _trainable(graph, target)
+    decided = next(filter(is_count, model.step.graph.ops), None)
+    if decided is not None:
+        raise UnsupportedError(
+            f"{decided.where()}: data decides a size, which a bundle that trains cannot tell; "
+            "a training step of this model can be a .so or a .gcm"
+        )
     if target.io == "arena":
         raise ModelError("--io arena: a bundle that trains leaves inputs and outputs to the caller")
     parts = _Parts(model, target, settings or Settings())

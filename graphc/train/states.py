@@ -17,8 +17,7 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Value, clone_graph, constant_op
 from graphc.ir.types import TensorType
 from graphc.passes.dce import remove_dead
-from graphc.passes.integers import KEEP_INTEGERS
-from graphc.passes.specialise import specialise
+from graphc.train.batches import typed_for
 from graphc.train.channels import with_channels
 from graphc.train.float_tail import (
     FAKE,
@@ -121,7 +120,7 @@ def judged(model: Graph, loss: str) -> Graph:
     if loss != "cross_entropy" or last is None or last.name != "Softmax":
         return model
     is_of_classes = last.attrs.get("axis", -1) in (-1, 1)
-    is_matrix = is_of_classes and _typed(model).results[0].tensor.rank == 2
+    is_matrix = is_of_classes and typed_for(model, {}).results[0].tensor.rank == 2
     return _without_last(model) if is_matrix else model
 
 
@@ -143,7 +142,7 @@ def _inference(model: Graph, names: Sequence[str], codes: Mapping[str, Codes]) -
     first = len(graph.params)
     for name in names:
         as_input(graph, constants[name])
-    graph = _typed(graph)
+    graph = typed_for(graph, {})
     coded(graph, codes, {})
     if codes:
         with_sums_of_codes(graph)
@@ -200,15 +199,9 @@ def _counted(graph: Graph, number: Value) -> Value:
     return more
 
 
-def _typed(graph: Graph) -> Graph:
-    """A graph with static types."""
-    shapes = {p.name: p.tensor.static_shape for p in graph.params}
-    return specialise(graph, shapes, policy=KEEP_INTEGERS)
-
-
 def target_type(model: Graph, loss: str) -> TensorType:
     """The type of a target: 32-bit labels, or the type of the result."""
-    result = _typed(model).results[0].tensor
+    result = typed_for(model, {}).results[0].tensor
     if loss not in LABELS:
         return TensorType(result.dtype, result.static_shape)
     if result.rank < 2:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import graphc
 from graphc import dsl, train
+from graphc.cli.app import main
 from graphc.errors import UnsupportedError
 from graphc.transforms import grad
 
@@ -66,3 +68,37 @@ def test_functions_have_no_sizes_that_data_decides():
 
     with pytest.raises(UnsupportedError, match="Compress has no derivative .*training steps"):
         grad(kept)(W.reshape(-1), np.ones(6, bool))
+
+
+@pytest.fixture
+def picked(tmp_path):
+    """A file of a model that sums exponentials of the rows that Compress keeps."""
+    with dsl.building("picked") as g:
+        x, c = g.input("x", dsl.f32[6, 3]), g.input("c", dsl.bool[6])
+        kept = dsl.Compress(x @ dsl.constant(W, name="w"), c, axis=0)
+        g.output(y=dsl.ReduceSum(dsl.Exp(kept), keepdims=0))
+    graphc.export_onnx(g.graph, tmp_path / "picked.onnx")
+    return tmp_path / "picked.onnx"
+
+
+def written(model, *options: str) -> int:
+    return main(["compile", str(model), "--train", "all", "--loss", "mse", *options])
+
+
+def test_files_hold_steps_of_such_models(picked):
+    path = picked.with_suffix(".gcm")
+    assert written(picked, "-o", str(path)) == 0
+    step, w = graphc.load(path), W.astype(np.float64)
+    x = RNG.standard_normal((6, 3)).astype(np.float32)
+    for kept in (3, 0, 6):
+        given = {"target": np.array(1, np.float32), "rate of the step": np.array(1e-3, np.float32)}
+        loss, new = step.run({"x": x, "c": np.arange(6) < kept, "w": w.astype(np.float32), **given})
+        exps = np.exp(x[:kept] @ w)
+        assert float(loss) == pytest.approx((exps.sum() - 1) ** 2, rel=1e-5)
+        w -= 1e-3 * 2 * (exps.sum() - 1) * x[:kept].T @ exps
+        np.testing.assert_allclose(new, w, rtol=1e-5, atol=1e-6)
+
+
+def test_bundles_that_train_have_no_such_sizes(picked, capsys):
+    assert written(picked, "--target", "c", "-o", str(picked.with_suffix(""))) == 2
+    assert "data decides a size" in capsys.readouterr().err
