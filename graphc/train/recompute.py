@@ -4,7 +4,8 @@ What a backward pass reads of the forward pass is kept from then on, unless it i
 from other values that are kept: by copies of the ops that made it, which stand before their first
 reader (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). Pointwise ops are
 copied for each reader, as they may be fused with it. Where their operands are smaller than their
-result, as the bytes are that are dequantised, these are kept instead.
+result, as the bytes are that are dequantised, these are kept instead; where such operands are
+parameters, results are always computed again.
 
 Which values are worth it follows from the operations and bytes of each (selection.py). The memory
 itself is that of programs as they are compiled, with fusion and all, and planned: the fewest bytes
@@ -167,7 +168,9 @@ class _Plan:
         self.places = {op: n for n, op in enumerate(graph.ops)}
         assert loss.producer is not None
         self.boundary = self.places[loss.producer]
-        self.values = [v for op in graph.ops for v in op.outputs if self._may(v)]
+        values = [v for op in graph.ops for v in op.outputs if self._may(v)]
+        self.of_given = {v for v in values if _is_of_given(v)}
+        self.values = [v for v in values if v not in self.of_given]
         self.small = {v for value in self.values for v in _smaller_operands(value)}
 
     def _may(self, value: Value) -> bool:
@@ -261,7 +264,7 @@ class _Plan:
         copy = clone_graph(self.graph)
         assert len(copy.ops) == len(self.graph.ops)
         other = dict(zip(self.graph.values(), copy.values()))
-        dropped = {self.values[n] for n in chosen}
+        dropped = {self.values[n] for n in chosen} | self.of_given
         _Copying(self, copy, other, dropped).run()
         remove_dead(copy)
         return copy
@@ -320,6 +323,13 @@ def _smaller_operands(value: Value) -> list[Value]:
     given = [v for v in op.inputs if v is not None and v.constant is None]
     smaller = sum(v.tensor.most_bytes for v in given) < value.tensor.most_bytes
     return given if smaller and _is_pointwise(op) else []
+
+
+def _is_of_given(value: Value) -> bool:
+    """Whether a value is computed from smaller ones that are there anyway, as weights are that are
+    kept as bytes: to drop it costs next to nothing, and frees nothing where readers convert."""
+    smaller = _smaller_operands(value)
+    return bool(smaller) and all(v.producer is None for v in smaller)
 
 
 def _is_pointwise(op: Op) -> bool:
