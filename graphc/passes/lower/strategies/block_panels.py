@@ -27,7 +27,9 @@ from graphc.passes.lower.strategies.tile_transpose import LARGEST_SIDE, SMALLEST
 Emitter = Any  # TileEmitter of tile_emitter.py, which imports this module
 Block = Any  # of cache_blocks.py, which does too
 ON_STACK = 1 << 18  # bytes of the sums of a block, and of its panels, at most
+ON_STACK_COPIED = 1 << 19  # the same where rows are copied
 PART_OF_BLOCK = 2  # of the second level of cache: sums, panels and copied rows of a block
+PART_OF_COPIES = (2, 3)  # of it: the same where rows are copied, once for each block of columns
 PART_OF_ROWS = (3, 4)  # of it: what they take with rows that stay there from block to block
 COPIED = 2  # times that columns count, which are packed again for each block of rows
 NEAR = 4  # times as fast as from beyond are rows read that stay in the second level of cache
@@ -73,7 +75,9 @@ def packing_blocks(
     """The blocks of so many tiles of rows and panels, with numbers of `size` bytes, that wait least
     for what comes from beyond the first level of cache: rows again for each block of columns, from
     the second level if they stay there, and columns for each of rows. Rows may be `copied` to the
-    stack too."""
+    stack too: then each block copies both operands, and larger ones do so less often."""
+    most_on_stack = ON_STACK_COPIED if copied else ON_STACK
+    part_of, all_of = PART_OF_COPIES if copied else (1, PART_OF_BLOCK)
     depth = most(plan.depth) * size
     best, least = Blocks(1, 1), tiles * panels * plan.panel * depth * COPIED
     for down in _counts(tiles):
@@ -82,9 +86,9 @@ def packing_blocks(
             rows, columns = own.tiles * plan.row_tile, own.panels * plan.panel * size
             copy = rows * STEPS * size if copied else 0
             taken = (rows + STEPS) * columns + copy
-            if max(rows * columns, STEPS * columns, copy) > ON_STACK:
+            if max(rows * columns, STEPS * columns, copy) > most_on_stack:
                 continue
-            if taken > l2_bytes // PART_OF_BLOCK:
+            if taken > l2_bytes * part_of // all_of:
                 continue
             part, whole = PART_OF_ROWS
             stay = rows * depth + taken <= l2_bytes * part // whole

@@ -24,7 +24,7 @@ from graphc.ir.instructions import LINE, prefetch
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, elements_of
-from graphc.passes.lower.strategies.block_panels import ON_STACK, packed_on_stack
+from graphc.passes.lower.strategies.block_panels import ON_STACK_COPIED, packed_on_stack
 from graphc.passes.lower.strategies.depth_blocks import cut
 from graphc.passes.lower.strategies.tile_plan import COLUMNS_OUTSIDE, Blocks, LoopPlan
 from graphc.records import dataclass
@@ -210,7 +210,7 @@ class _Block:
         for band in self.bands:
             size = band.rows.size
             room = band.size * most * size * self.e.match.a.dtype.size
-            at_once = self.e.plan.in_blocks and self.copies(size) and room <= ON_STACK
+            at_once = self.e.plan.in_blocks and self.copies(size) and room <= ON_STACK_COPIED
             copy = self.copied(band, own, most, at) if at_once else None
             with k.loop(band.tiles) as t:
                 fixed, row = self.row(band, t)

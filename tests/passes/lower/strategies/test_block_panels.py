@@ -78,6 +78,7 @@ def test_each_block_packs_what_it_reads(
     monkeypatch.setattr(tile_rules, "PIECES", 1)
     monkeypatch.setattr(tile_rules, "FEW_PANELS", 1)
     monkeypatch.setattr(block_panels, "ON_STACK", on_stack)
+    monkeypatch.setattr(block_panels, "ON_STACK_COPIED", on_stack)
     for module in (block_panels, tile_rules):
         monkeypatch.setattr(module, "STEPS", 11)
     shape = (columns, depth) if function is turned else (depth, columns)
