@@ -20,6 +20,7 @@ from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
+from graphc.ir.kernel import For, walk_stmts
 from graphc.ir.ops.helpers import RUNTIME
 from graphc.ir.types import TensorType
 from graphc.passes.schedule.steps import STEPS, Schedule, parse, words_of
@@ -126,6 +127,21 @@ def test_a_schedule_decides_what_code_is():
         program = program_for(with_schedule(graph, schedule), Cpu())
         texts[rows] = "".join(map(str, program.kernels.values()))
     assert len(set(texts.values())) == 3
+
+
+def test_the_last_block_of_rows_may_be_smaller():
+    """Five tiles in two blocks of three: not in five of one."""
+    function, _ = CASES["constant"]
+    graph, values = fused(function, Cpu(), x=floats(R, 20, 40))
+    first = proposals(graph, Cpu(), "register_tiles")[0].text
+    steps = "pack(columns, panels) epilogue(tile) order(places, rows, columns) tile(rows, 12)"
+    schedule = re.sub(r"tile\(rows, .*", f"tile(rows, 4) {steps} bind(rows, parallel)", first)
+    given = with_schedule(graph, schedule)
+    bodies = [k.body for k in program_for(given, Cpu()).kernels.values()]
+    loops = [s for body in bodies for s in walk_stmts(body) if isinstance(s, For)]
+    assert 2 in [loop.var.extent for loop in loops if loop.kind == "parallel"]
+    (found,), (expected,) = run(given, Cpu(), values), interpret(graph, values)
+    np.testing.assert_allclose(found, expected, 1e-4, 1e-4)
 
 
 def wrong(change) -> str:

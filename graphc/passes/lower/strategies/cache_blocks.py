@@ -45,7 +45,7 @@ def emit_blocks(
     for columns in panels:
         for bands in together:
             blocks = fitted_blocks(e, loops, points(outer), points(rows[:-1]), bands, columns)
-            groups = -(-_tiles_of(bands, points(rows[:-1])) // blocks.tiles)
+            groups = -(-tiles_of(bands, points(rows[:-1])) // blocks.tiles)
             counts = [-(-columns.count // blocks.panels), groups]
             if e.plan.in_blocks:  # so that rows stay in the cache for the next columns
                 counts.reverse()
@@ -64,7 +64,7 @@ def fitted_blocks(
     """The blocks of these tiles, at so many places, and panels: none larger than planned, smaller
     where threads would have too little to share, of nearly equal size."""
     assert loops.blocks is not None
-    count = _tiles_of(bands, places)
+    count = tiles_of(bands, places)
     down, right = min(loops.blocks.tiles, count) or count, min(loops.blocks.panels, columns.count)
     while outer * -(-columns.count // right) * -(-count // down) < loops.pieces:
         if right == 1 and (down == 1 or not loops.blocks.tiles):
@@ -76,7 +76,7 @@ def fitted_blocks(
     return Blocks(_even(count, down), _even(columns.count, right))
 
 
-def _tiles_of(bands: list[Segment], places: int) -> int:
+def tiles_of(bands: list[Segment], places: int) -> int:
     """How many tiles bands have, at so many places."""
     return sum(x.count for x in bands) * places
 

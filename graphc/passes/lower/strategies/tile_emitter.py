@@ -31,7 +31,7 @@ from graphc.ir.expr import (
     substitute,
     transform,
 )
-from graphc.ir.extents import as_dim, ceil_divided, divided, least, most, points
+from graphc.ir.extents import as_dim, ceil_divided, divided, least, most, part_from, points
 from graphc.ir.instructions import PAIR, dot2_wide, dot4
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
@@ -201,14 +201,14 @@ class TileEmitter:
         the blocks are few, a group of panels."""
         for rows in segments:
             assert isinstance(rows.count, int)
-            block = min(rows.count, loops.tiles_of_block(rows.size))
-            while rows.count % block:
-                block -= 1
-            for fixed, at, part in self._parallel(loops, outer, rows.count // block, [], panels):
+            blocks = -(-rows.count // loops.tiles_of_block(rows.size))
+            block = -(-rows.count // blocks)
+            for fixed, at, part in self._parallel(loops, outer, blocks, [], panels):
+                tiles = part_from(rows.count, at * block, block)
                 for panel, own, count in part:
                     with self.k.loop(count) as n:
                         number, turn = own + n + panel.first, Turn(NOTHING, block)
-                        self.tiles(fixed, tiled, at * block, block, rows, number, panel, turn)
+                        self.tiles(fixed, tiled, at * block, tiles, rows, number, panel, turn)
 
     def _in_blocks(
         self, loops: LoopPlan, outer: list[Index], tiled: Index, segments: list[Segment],

@@ -145,7 +145,7 @@ def vectors_of(rows: int, needed: int, registers: int) -> int:
     there are no columns."""
     if needed <= 1:
         return 1
-    if rows >= 8 or registers < 32 and rows >= 4:
+    if rows >= 7 or registers < 32 and rows >= 4:
         return 2
     if rows >= 5:
         return min(needed, 3)

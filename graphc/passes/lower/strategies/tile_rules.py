@@ -36,6 +36,9 @@ TILES_FOR_PANEL = 4  # of such a block
 STACK = 1 << 17  # bytes of sums on the stack
 NEAR = 24 << 10  # bytes that stay in the first cache
 BLOCK_SUMS = 1 << 16  # bytes of sums of a block of panels
+PART_FOR_SUMS = 8  # of the second level of cache: what sums of larger blocks take
+HEIGHTS = (1, 2, 4, 8)  # into so many parts rows may be cut for these
+LESS = 0.75  # of what is read from beyond the second cache, which makes up for sums on the stack
 PIECES = PARALLEL_PIECES  # independent blocks that there should be, for a few threads to share
 DEEP_PIECES = 4  # of them, where each block reads a depth that the caches do not hold
 PART_FOR_TILE = 8  # of the second level of cache: what a tile may read without blocks
@@ -58,7 +61,12 @@ def best_plans(e: TileEmitter) -> tuple[TilePlan, LoopPlan]:
         return plan, LoopPlan(order, _rows_in_cache(e))
     same = same_size(rows, plan.row_tile) if looped or not e.in_place() else 0
     plan = replace(plan, row_tile=same or even_size(rows, plan.row_tile))
-    return plan, _least_traffic(e, plan, same > 0)
+    loops = _least_traffic(e, plan, same > 0)
+    if plan.packed and plan.split and plan.quad is None and can_be_blocked(e):
+        blocks = _larger_blocks(e)
+        if from_beyond(e, e.plan, blocks) <= LESS * from_beyond(e, plan, loops):
+            return replace(e.plan, split=STEPS, looped=looped), blocks
+    return plan, loops
 
 
 def _least_traffic(e: TileEmitter, plan: TilePlan, overlap: bool) -> LoopPlan:
@@ -113,14 +121,32 @@ def passes_often(e: TileEmitter) -> bool:
 def _blocks_of_panels(e: TileEmitter) -> LoopPlan:
     """Blocks whose rows the second cache holds for so many steps, over a part of a panel in the
     first."""
-    size, l2 = e.match.hole.dtype.size, e.options.l2_bytes
+    count, held = _tiles_to_hold(e)
+    tiles, height = (0 if count <= held else held), min(count, held) * e.plan.row_tile
+    panels = max(1, BLOCK_SUMS // (height * e.plan.panel * e.match.hole.dtype.size))
+    return LoopPlan(COLUMNS_OUTSIDE, pieces=PIECES, blocks=Blocks(tiles, panels))
+
+
+def _tiles_to_hold(e: TileEmitter) -> tuple[int, int]:
+    """How many tiles there are, and of how many the second cache holds so many steps."""
     rows = row_tiles(e.tiled.extent, e.plan.row_tile)
     count = sum(most(x.count) for x in rows) * points(e.places)
-    held = max(1, l2 // 2 // (STEPS * size * e.plan.row_tile))
-    tiles = 0 if count <= held else held
-    height = min(count, held) * e.plan.row_tile
-    panels = max(1, BLOCK_SUMS // (height * e.plan.panel * size))
-    return LoopPlan(COLUMNS_OUTSIDE, pieces=PIECES, blocks=Blocks(tiles, panels))
+    step = STEPS * e.match.hole.dtype.size * e.plan.row_tile
+    return count, max(1, e.options.l2_bytes // 2 // step)
+
+
+def _larger_blocks(e: TileEmitter) -> LoopPlan:
+    """Such blocks of more panels, and of fewer rows where that reads less from beyond the second
+    cache, which has room for their sums."""
+    (count, held), wide = _tiles_to_hold(e), -(-most(e.panels()[0].count) // DEEP_PIECES)
+    room = e.options.l2_bytes // PART_FOR_SUMS // (e.plan.panel * e.match.hole.dtype.size)
+    ways = []
+    for parts in HEIGHTS:
+        height = min(held, -(-count // parts))
+        panels = max(1, min(room // (height * e.plan.row_tile), wide))
+        blocks = Blocks(0 if height == count else height, panels)
+        ways.append(LoopPlan(COLUMNS_OUTSIDE, pieces=DEEP_PIECES, blocks=blocks))
+    return min(ways, key=lambda loops: from_beyond(e, e.plan, loops))
 
 
 def can_be_blocked(e: TileEmitter) -> bool:

@@ -32,15 +32,17 @@ class CpuLike(Cpu):
     """A CPU with the registers and caches of a processor."""
 
     mcpu: str = option("haswell", "the processor", type=str)
+    l2_bytes: int = option(0, "its second level of cache, unless it is usual", type=int)
 
     @cached_property
     def machine(self):
-        return machine_of(cross_target("x86_64-linux-gnu", self.mcpu))
+        target = cross_target("x86_64-linux-gnu", self.mcpu)
+        return machine_of(replace(target, l2_bytes=self.l2_bytes or target.l2_bytes))
 
 
-def first_schedule(graph, mcpu):
+def first_schedule(graph, mcpu, l2_bytes=0):
     """What register tiles propose first for the one product of a graph."""
-    target = CpuLike(mcpu=mcpu)
+    target = CpuLike(mcpu=mcpu, l2_bytes=l2_bytes)
     ops = [op for op in optimise(clone_graph(graph), target=target).ops if op.name != "Constant"]
     (strategy,) = [s for s in target.strategies() if getattr(s, "name", "") == "register_tiles"]
     (given,) = [x for x in map(strategy.propose, computations(ops)) if not isinstance(x, str)]
@@ -88,6 +90,15 @@ def test_tall_tiles_have_no_such_blocks():
     assert len(low.all(Tile, "columns")) == 2 and low.the(Order).middle == "columns"
     assert len(tall.all(Tile, "columns")) == 1
     assert parse(low.text) == low
+
+
+@pytest.mark.parametrize("rows, of_rows, of_columns", [(64, 1, 1), (400, 2, 2)])
+def test_deep_rows_that_no_cache_holds_pass_over_parts_of_panels(rows, of_rows, of_columns):
+    """Where 2 MiB hold the rows, panels come from beyond once as it is."""
+    graph, _ = product(rows, 3072, 768)
+    schedule = first_schedule(graph, "icelake-server", 2 << 20)
+    assert len(schedule.all(Tile, "rows")) == of_rows
+    assert len(schedule.all(Tile, "columns")) == of_columns
 
 
 def marks(body):
