@@ -582,11 +582,10 @@ class TileEmitter:
 
     @contextmanager
     def steps(self, extent: Dim, is_innermost: bool, kind: str = "serial") -> Iterator[Expr]:
-        """A loop over steps of the depth. Of an innermost one, two steps of a low tile are one
-        trip: their multiply-adds take hardly longer than counting. Where each row has a pointer of
-        its own, LLVM reads the columns of both steps first, and has a register too few: a step is
-        a trip then."""
-        times = UNROLLED if is_innermost and self.options.are_low and self.there is None else 1
+        """A loop over steps of the depth. Of an innermost one, two steps are one trip, as counting
+        takes the place of multiply-adds. Where each row has a pointer of its own, LLVM reads the
+        columns of both steps first, and has a register too few: a step is a trip then."""
+        times = UNROLLED if is_innermost and self.there is None else 1
         if times == 1 or not isinstance(extent, int) or extent % times or extent == times:
             with self.k.loop(extent, kind) as x:
                 yield x
