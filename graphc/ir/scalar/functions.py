@@ -57,8 +57,8 @@ def _power_of_two(n: Expr) -> Expr:
     return bitcast((n + 127) << Const(23, i32), f32)
 
 
-_EXP = [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
-        5.0000001201e-1]  # fmt: skip
+_EXP = [0.0013814459089189768, 0.008368780836462975, 0.04166839271783829, 0.1666651964187622,
+        0.4999999403953552, 1.0, 1.0]  # fmt: skip
 
 
 def exp_f32(x: Expr, in_order: bool = False, scaled: bool = False) -> Expr:
@@ -84,7 +84,7 @@ def _reduced_exp(x: Expr, in_order: bool) -> tuple[Expr, Expr, Expr]:
     n = shifted - MAGIC if in_order else cast(whole, f32)
     r = fma(n, _f(-0.693359375), x)
     r = fma(n, _f(2.12194440e-4), r)
-    return fma(polynomial(r, _EXP), r * r, r) + 1.0, n, whole
+    return polynomial(r, _EXP), n, whole
 
 
 _LOG = [7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,

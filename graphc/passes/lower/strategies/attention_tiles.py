@@ -119,6 +119,7 @@ class _Attention(AttentionProducts):
         kept = 1 if self.plan.is_whole else self.plan.chunk
         self.total = k.alloc(f32, (kept * rows,))
         self.largest = k.alloc(f32, (kept * rows,)) if self._keeps_largest() else self.total
+        self.bases = k.alloc(f32, (rows,))
         width = self.plan.value_vectors * self.lanes
         self.value_panels = -(-self.columns // width)
         self.of_panel = rows * width
@@ -259,27 +260,43 @@ class _Attention(AttentionProducts):
                     e.tile(fixed, self.row, FIRST, size, panel, panels)
 
     def _soften(self, fixed: dict, size: int, seen: _Seen) -> None:
-        """Scores become exponentials, and maxima and totals of rows are brought up to date."""
+        """Scores become exponentials, and maxima and totals of rows are brought up to date. Maxima
+        of all rows come first, so that no row waits for its own."""
         k = self.k
+        number = simplify(fixed[self.number] * self.plan.tile_rows)
+        with k.loop(size) as t:
+            start = simplify(t * self.plan.pitch + seen.low)
+            largest = self._largest(start, seen.keys)
+            if not self.plan.is_whole:
+                kept = simplify(number + t)
+                largest = k.let(call("max", self.largest[kept], largest))
+                k.store(self.scales, t, call("exp", self.largest[kept] - _base(largest)))
+                k.store(self.largest, kept, largest)
+            elif self._keeps_largest():
+                k.store(self.largest, simplify(number + t), largest)
+            k.store(self.bases, t, _base(largest))
         with k.loop(size) as t:
             start = k.let(simplify(t * self.plan.pitch + seen.low))
-            kept = k.let(simplify(fixed[self.number] * self.plan.tile_rows + t))
-            largest = self._reduced("max", start, seen.keys)
+            total = self._exponentials(start, seen.keys, k.let(self.bases[t]))
+            kept = simplify(number + t)
             if not self.plan.is_whole:
-                largest = k.let(call("max", self.largest[kept], largest))
-            base = k.let(select(largest.eq(NOTHING), ZERO, largest))
-            for at, width in self._row_vectors(seen.keys):
-                with self._vector(width) as v:
-                    cell = simplify(start + at + v)
-                    k.store(self.scores, cell, call("exp", self.scores[cell] - base))
-            total = self._reduced("sum", start, seen.keys)
-            if not self.plan.is_whole:
-                scale = k.let(call("exp", self.largest[kept] - base))
-                total = call("fma", self.total[kept], scale, total)
-                k.store(self.scales, t, scale)
+                total = call("fma", self.total[kept], self.scales[t], total)
             k.store(self.total, kept, total)
-            if self._keeps_largest():
-                k.store(self.largest, kept, largest)
+
+    def _exponentials(self, start: Expr, keys: Dim, base: Expr) -> Expr:
+        """Scores of a row become exponentials; their sum."""
+        k, sums = self.k, self.k.alloc(f32, (self.lanes,), "reg")
+        with self._vector(self.lanes) as v:
+            k.store(sums, v, ZERO)
+        for at, width in self._row_vectors(keys):
+            with self._vector(width) as v:
+                cell = simplify(start + at + v)
+                weight = k.let(call("exp", self.scores[cell] - base))
+                k.store(self.scores, cell, weight)
+                k.store(sums, v, sums[v] + weight)
+        at = Index("at", keys)
+        total = Reduce("sum", self.scores[simplify(start + at)], (at,))
+        return self._reductions().fold_lanes(total, sums, 1, self.lanes)
 
     def _row_vectors(self, number: Dim) -> Iterator[tuple[Expr, Dim]]:
         """Loops over the vectors of a row: where each starts and how many lanes it has."""
@@ -289,13 +306,15 @@ class _Attention(AttentionProducts):
         if left != 0:
             yield simplify(as_expr(whole, i64) * self.lanes), left
 
-    def _reduced(self, op: str, start: Expr, number: Dim) -> Expr:
-        """The largest, or the sum, of so many scores."""
+    def _largest(self, start: Expr, number: Dim) -> Expr:
+        """The largest of so many scores."""
         at = Index("at", number)
-        reduction = Reduce(op, self.scores[simplify(start + at)], (at,))
+        reduction = Reduce("max", self.scores[simplify(start + at)], (at,))
+        return self._reductions().reduction([reduction], free_indices(reduction), False)[0]
+
+    def _reductions(self) -> Reductions:
         options = NestOptions(vector_bytes=self.options.vector_bytes if self.lanes > 1 else 0)
-        reductions = Reductions(self.match.computation, options, self.k)
-        return reductions.reduction([reduction], free_indices(reduction), False)[0]
+        return Reductions(self.match.computation, options, self.k)
 
     # ---------------------------------------------------------------- values
 
@@ -308,7 +327,7 @@ class _Attention(AttentionProducts):
             with k.loop(panels.count) as n:
                 panel = k.let(simplify(n + panels.first))
                 sums = e.zeros(f32, size, pieces)
-                with k.loop(seen.keys) as x:
+                with e.steps(seen.keys, True) as x:
                     here = {self.key: simplify(seen.low + x)}
                     e.sum_over(sums, fixed, self.row, FIRST, size, panel, pieces, [], here)
                 if self.plan.is_whole:
@@ -344,6 +363,11 @@ class _Attention(AttentionProducts):
                 panel = k.let(simplify(n + panels.first))
                 start = simplify(self._start(fixed, panel) + t * e.plan.panel)
                 e.finish_row(self.sums, {**fixed, self.row: t}, panel, start, e.pieces(panels.size))
+
+
+def _base(largest: Expr) -> Expr:
+    """What is taken off scores: their largest, unless it is that of no keys."""
+    return select(largest.eq(NOTHING), ZERO, largest)
 
 
 def _extreme(choose: Callable[[ExprLike, ExprLike], Expr], values: list[Expr]) -> Expr:

@@ -151,7 +151,7 @@ class Reductions:
         chains = self.options.chains if most(axis.extent) >= self.options.chains * lanes else 1
         accumulators = self._vectors(group, chains, lanes)
         self._sweep(group, outer, axis, {}, accumulators, chains, lanes, bound)
-        return [self._fold_lanes(r, a, chains, lanes) for r, a in zip(group, accumulators)]
+        return [self.fold_lanes(r, a, chains, lanes) for r, a in zip(group, accumulators)]
 
     def _vectors(self, group: list[Reduce], chains: int, lanes: int) -> list[Buffer]:
         """Accumulators of reductions, a vector for each chain."""
@@ -220,7 +220,8 @@ class Reductions:
                     here = simplify(v + c * lanes)
                     self.k.store(into, here, combined(r, into[here], part[here]))
 
-    def _fold_lanes(self, r: Reduce, accumulator: Buffer, chains: int, lanes: int) -> Expr:
+    def fold_lanes(self, r: Reduce, accumulator: Buffer, chains: int, lanes: int) -> Expr:
+        """What the lanes of so many chains of an accumulator come to."""
         width = chains * lanes
         while width > 1:
             half = width // 2
