@@ -1,8 +1,9 @@
 """What the whole suite shares: options, markers, and a folder for tests that write into theirs.
 
 Tests marked `gpu` need a GPU; where there is none they are skipped, and say why. With --cases N at
-most N cases of each function run, always the same ones. --quick is --cases QUICK: then n cases run
-of a function marked `suite(n)`, none of one marked `suite`; with a larger N more in proportion.
+most N cases of each function run, always the same ones; all of one marked `suite("all")`, as they
+are quick. --quick is --cases QUICK: then n cases run of a function marked `suite(n)`, none of one
+marked `suite`; with a larger N more in proportion.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def beyond(most: int, items: list[pytest.Item]) -> set[str]:
         marker = cases[0].get_closest_marker("suite")
         kept = max(1, most // 2) if cases[0].nodeid.startswith(SIMULATED) else most
         if marker is not None:
-            kept = next(iter(marker.args), 0) * most // QUICK + most - QUICK
+            marked = next(iter(marker.args), 0)
+            kept = len(cases) if marked == "all" else marked * most // QUICK + most - QUICK
         ordered = sorted((case.nodeid for case in cases), key=lambda s: (zlib.crc32(s.encode()), s))
         names.update(ordered[kept:])
     return names

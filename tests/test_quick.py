@@ -16,6 +16,10 @@ import pytest
 @pytest.mark.parametrize("n", range(25))
 def test_sampled(n): pass
 
+@pytest.mark.suite("all")
+@pytest.mark.parametrize("n", range(6))
+def test_short(n): pass
+
 @pytest.mark.suite
 def test_long(): pass
 
@@ -47,12 +51,13 @@ def test_a_sample_of_each_function(tmp_path):
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = suite: of tests\n")
     (tmp_path / "test_all.py").write_text(TESTS)
-    assert len(collected(tmp_path)) == 25 + 1 + 4 + 1
+    assert len(collected(tmp_path)) == 25 + 6 + 1 + 4 + 1
     quick = collected(tmp_path, "--quick")
     count = {name: sum(test.startswith(name) for test in quick) for name in NAMES}
-    assert count == {"test_sampled": 5, "test_long": 0, "test_usual": QUICK, "test_plain": 1}
+    of_whole = {"test_short": 6, "test_plain": 1}
+    assert count == {"test_sampled": 5, "test_long": 0, "test_usual": QUICK, **of_whole}
     assert collected(tmp_path, "--quick") == quick
     more = collected(tmp_path, "--cases", "3")
     count = {name: sum(test.startswith(name) for test in more) for name in NAMES}
-    assert count == {"test_sampled": 8, "test_long": 1, "test_usual": 3, "test_plain": 1}
+    assert count == {"test_sampled": 8, "test_long": 1, "test_usual": 3, **of_whole}
     assert set(quick) < set(more)

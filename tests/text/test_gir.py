@@ -112,7 +112,7 @@ def read_cases(path: Path) -> list[Case]:
 CASES = [case for path in sorted(FOLDER.rglob("*.gir")) for case in read_cases(path)]
 
 
-@pytest.mark.suite(len(CASES))  # all, as they are quick
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_text(case: Case):
     source = parse(case.source.text)

@@ -49,7 +49,7 @@ def compare(source: Graph, found: Graph, arrays, expected, tolerance: float, wha
     assert problem is None, f"{what}: {problem}"
 
 
-@pytest.mark.suite(len(GRAPHS) * len(TOLERANCES))  # all, as they are quick
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("name", TOLERANCES)
 @pytest.mark.parametrize("case", GRAPHS, ids=str)
 def test_rules_at_other_types(case, name):
