@@ -21,9 +21,10 @@ from graphc.ir.kernel import Body, For, Intrin, Store
 from graphc.ir.simplify import simplify
 from graphc.ir.types import largest
 
-NAME = re.compile(r"(run|sum)_(\d)x(\d)_f32")
+NAME = re.compile(r"(run|sum)_(\d+)x(\d+)_f32")
 REGISTERS = 32
 MOST_LOADED = 16  # registers of an instruction
+MOST_ROWS = 8  # each has a pointer, and 12 registers are free for those, w, sums, zeros and count
 TWICE = 2  # how often what is loaded at once is loaded in a loop
 
 
@@ -36,8 +37,8 @@ def run(
 
 
 def fits(rows: int, columns: int) -> bool:
-    """Whether there are registers for sums and for what a step loads."""
-    return rows * columns + rows + columns <= REGISTERS
+    """Whether there are registers for sums, for what a step loads and for pointers."""
+    return rows <= MOST_ROWS and rows * columns + rows + columns <= REGISTERS
 
 
 def meaning(stmt: Intrin) -> Body:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from bundles import micro_program, model_of, reference
 from differential import interpret_program
 from onnx import TensorProto, helper
 
-from graphc.backends.micro_c import BundleOptions, bundle
+from graphc.backends.micro_c import BundleOptions, bundle, float_runs
 from graphc.backends.micro_c.boards import ARM, BOARDS
 from graphc.backends.micro_c.emulator import run_on_board
 from graphc.backends.micro_c.intrinsics import in_plain_loops
@@ -55,3 +56,17 @@ def test_on_a_board(name):
     kernels = {n: in_plain_loops(k) for n, k in program.kernels.items()}
     (found,) = interpret_program(replace(program, kernels=kernels), feeds)
     np.testing.assert_allclose(found, expected[0], atol=1e-4)
+
+
+@pytest.mark.skipif(bool(ARM.missing()), reason=f"{ARM.missing()} not installed")
+def test_functions_of_all_shapes_assemble(tmp_path):
+    shapes = [(r, c) for r in range(1, 33) for c in range(1, 33) if float_runs.fits(r, c)]
+    names = [f"{kind}_{r}x{c}_f32" for r, c in shapes for kind in ("sum", "run")]
+    assert (8, 2) in shapes and (1, 15) in shapes and all(map(float_runs.NAME.fullmatch, names))
+    source = tmp_path / "all.c"
+    functions = "".join(map(float_runs.text, names)).replace("APART static", "")
+    source.write_text(f"#include <stdint.h>\n{functions}")
+    flags = ["-mcpu=cortex-m4", "-mfloat-abi=hard", "-mthumb", "-O2", "-fno-omit-frame-pointer"]
+    command = ["arm-none-eabi-gcc", *flags, "-c", str(source), "-o", str(tmp_path / "all.o")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

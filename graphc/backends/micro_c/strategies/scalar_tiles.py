@@ -435,7 +435,8 @@ class _Emitter:
         width: int,
     ) -> None:
         """The sums of size x width elements, and what is made of them."""
-        self.in_runs = self.runs and float_runs.fits(size, width)
+        whole = width == self.weights.shape[-1]  # functions read panels of as many columns as sums
+        self.in_runs = self.runs and whole and float_runs.fits(size, width)
         self.once = len(window.depth) == 1
         totals = self._totals(size * width)
         cells: list[tuple] = []
