@@ -27,6 +27,7 @@ BYTES = np.array([[200, 3, 255], [7, 16, 0]], np.uint8)
 SHORT = np.array([[-32768, 3, 32767], [-7, 16, 0]], np.int16)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "line,inputs,arrays,ops",
     [
@@ -53,6 +54,7 @@ def test_composites_are_expanded():
     assert "MeanVarianceNormalization" not in found
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "line,inputs",
     [

@@ -41,6 +41,7 @@ def test_another_value_is_an_error():
         import_onnx(model("DequantizeLinear", 10, [2, 3], axis=0))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("attrs", [{"colour": 0}, {"_colour": 0}, {"axis": 1}])
 def test_an_attribute_of_no_opset_is_an_error(attrs):
     with pytest.raises(ModelError, match="has no attribute"):

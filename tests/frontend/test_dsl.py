@@ -11,6 +11,8 @@ from graphc.frontend.onnx_export import export_onnx
 from graphc.ir.interp import interpret
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 
+pytestmark = pytest.mark.suite("all")
+
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((3, 4, 5)).astype(np.float32)
 Y = RNG.standard_normal((3, 4, 5)).astype(np.float32)

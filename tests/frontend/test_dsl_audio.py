@@ -68,6 +68,7 @@ def test_mel_and_cepstrum():
         np.testing.assert_allclose(given[0], wanted, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [((300, 80, 256), "length 300"), ((200, 0, 256), "step 0"), ((0, 80, 256), "length 0")],

@@ -57,6 +57,7 @@ def test_saved_by_onnx(folder):
     np.testing.assert_array_equal(run(folder / "m.onnx", X)[0], X + W)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "location,message",
     [
@@ -86,6 +87,7 @@ def test_links_out_of_the_folder(folder):
     np.testing.assert_array_equal(run(save(folder, with_location("fine.bin", 5)), X)[0], X + W)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "offset,length,message",
     [

@@ -88,6 +88,7 @@ WRONG = {
 }
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_told(case):
     node, kind, message = WRONG[case]

@@ -22,6 +22,7 @@ def refuse(made, message, kind=ModelError):
         import_onnx(made)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("data", [b"", b"hello", b"\x00" * 100, b"\x08\x07", b"PK\x03\x04"])
 def test_not_a_model(data):
     refuse(data, "not an ONNX model")
@@ -108,6 +109,7 @@ def test_a_result_without_a_name():
     assert graphc.compile(made).run([np.array(["a", "b"], object)]) == []
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "fields,message",
     [
@@ -198,6 +200,7 @@ def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "name,inputs,attributes,message",
     [

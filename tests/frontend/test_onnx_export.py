@@ -190,6 +190,7 @@ def test_symbolic_dims_and_dtypes_survive():
     assert made.graph.output[0].type == made.graph.input[0].type
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "op,attrs,least",
     [("Relu", {}, 21), ("Swish", {}, 24), ("BitCast", {"to": 6}, 26)],
@@ -199,6 +200,7 @@ def test_the_lowest_opset_that_has_the_operator(op, attrs, least):
     assert [entry.version for entry in made.opset_import] == [least]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     ("attrs", "message"),
     [

@@ -15,6 +15,8 @@ from graphc.ir.dtypes import f32, i64
 from graphc.ir.interp import interpret
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 
+pytestmark = pytest.mark.suite("all")
+
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 
 

@@ -49,6 +49,7 @@ BODIES = {
 }  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies(name):
     body, shape = BODIES[name]

@@ -52,6 +52,7 @@ def same(got: np.ndarray, expected: np.ndarray) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_tensorflow_lite_micro(name):
     rng = np.random.default_rng(3)
@@ -131,6 +132,7 @@ def dense(sx, zx, w, sw, bias, sy, zy, low=-128):
     return data, expected
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("zy, low", [(3, -128), (-128, -128), (-20, -20)])
 @pytest.mark.parametrize("seed", range(4))
 def test_sums_are_rounded_twice(zy, low, seed):

@@ -98,6 +98,7 @@ def test_a_vector_that_all_share_is_counted_for_each():
         graphc.import_tflite(data)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("shape", [(-1, 4), (1 << 30, 1 << 30), (1,) * 100])
 def test_absurd_shapes(shape):
     with pytest.raises(GraphcError):
@@ -148,6 +149,7 @@ def test_shapes_of_results_are_compared():
     refused(relu(GOOD, T((1, 4), np.int16, 0.1)), "INT16", graphc.UnsupportedError)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("scale", [0.0, float("nan"), float("inf"), -1.0])
 def test_scales_must_be_numbers_above_zero(scale):
     refused(relu(T((1, 4), scale=scale), GOOD), "scale")

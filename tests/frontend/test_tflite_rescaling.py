@@ -46,6 +46,7 @@ def test_where_the_second_rounding_matters_no_form_is_claimed():
     assert once(factors, span, limits) is None
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("real", [0.5, 0.75, 0.999])
 def test_factors_that_are_rounded_once_have_a_form(real):
     """Their exponent is 0, so nothing is divided."""

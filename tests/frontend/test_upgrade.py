@@ -8,6 +8,8 @@ from onnx_models import model, run, single
 from graphc.errors import GraphcError, UnsupportedError
 from graphc.frontend import upgrade
 
+pytestmark = pytest.mark.suite("all")
+
 RNG = np.random.default_rng(0)
 
 

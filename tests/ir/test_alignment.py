@@ -10,6 +10,7 @@ import pytest
 from graphc.ir.alignment import ALIGNMENT, LARGE, empty_aligned, empty_to_fill
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("allocate", [empty_aligned, empty_to_fill])
 @pytest.mark.parametrize("nbytes", [0, 1, 100, LARGE - 1, LARGE, 3 * LARGE + 17])
 def test_is_aligned_and_of_the_size_asked_for(allocate, nbytes) -> None:

@@ -32,6 +32,7 @@ def test_equal_ops_have_one_body(made):
     assert body(b.LeakyRelu(y, alpha=0.5)) is not body(first) and len(alike._kept) > kept
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("one, other", [(0.5, 0.25), (0.0, -0.0), (math.nan, 1.0), (1, 1.0)])
 def test_attributes_tell_ops_apart(made, one, other):
     b, x, _ = made

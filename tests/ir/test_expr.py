@@ -42,6 +42,8 @@ from graphc.ir.expr import (
 from graphc.ir.interp import evaluate
 from graphc.ir.scalar.ops import TABLE, apply
 
+pytestmark = pytest.mark.suite("all")
+
 I, J, K = Index("i0", 4), Index("i1", 3), Index("k", 5)  # noqa: E741
 X = Load("x", (I, J), f32)
 

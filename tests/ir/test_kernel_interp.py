@@ -208,6 +208,7 @@ def _applies(op, dtype) -> bool:
     return op.name in _ON_INTEGERS if dtype.is_integer else op.name not in _BITWISE
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 def test_scalars_agree_with_the_table(dtype):
     rng = np.random.default_rng(1)

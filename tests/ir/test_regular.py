@@ -88,6 +88,7 @@ def test_random_patterns_of_tokenizers():
     assert taken > PATTERNS // 4
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "pattern, text, matches",
     [
@@ -105,6 +106,7 @@ def test_patterns(pattern, text, matches):
     assert Pattern(pattern).fullmatch(text) is matches
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "pattern, text",
     [
@@ -123,6 +125,7 @@ def test_time_is_linear(pattern, text):
     assert time.process_time() - start < 5
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "pattern, text, ends",
     [
@@ -159,6 +162,7 @@ def test_time_of_searches_is_linear(pattern, text, count):
     assert time.process_time() - start < 5
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "pattern, said",
     [

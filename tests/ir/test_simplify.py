@@ -58,6 +58,7 @@ def random_index(rng: random.Random, leaves: list[Index], depth: int) -> Expr:
     return select(call(rng.choice(COMPARISONS), a, b), a * b, sub())
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("start", range(0, 1200, 100))
 def test_random_expressions_keep_their_values(start):
     for seed in range(start, start + 100):
@@ -77,6 +78,7 @@ def test_random_expressions_keep_their_values(start):
 SHAPES = [(5,), (2, 3), (4, 1, 6), (3, 2, 2, 5), (1, 1, 1), (7, 8, 9)]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_unflatten_of_flatten_is_the_index(shape):
     index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
@@ -84,6 +86,7 @@ def test_unflatten_of_flatten_is_the_index(shape):
     assert unflatten_index(flatten_index(index, shape), shape) == expected
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_flatten_of_unflatten_is_the_offset(shape):
     offset = Index("n", int(np.prod(shape)))
@@ -91,6 +94,7 @@ def test_flatten_of_unflatten_is_the_offset(shape):
     assert flatten_index(unflatten_index(offset, shape), shape) is expected
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "old, new",
     [((4, 6), (24,)), ((2, 3, 4), (6, 4)), ((6, 4), (2, 3, 4)), ((2, 12), (2, 3, 2, 2)),
@@ -111,6 +115,7 @@ def test_unflatten_of_symbolic_dims_stays_exact():
 I, J = Index("i", 8), Index("j", 4)  # noqa: E741
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "before, after",
     [
@@ -152,6 +157,7 @@ def test_affine_strides():
 N8 = Load("n", (Index("i0", 8),), i64)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "wraps", [(N8 * 4) // 2, (N8 * 6 + 3) % 4, call("gt", N8 + 1, N8), maximum(N8 + 1, N8)]
 )

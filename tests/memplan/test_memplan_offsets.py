@@ -128,6 +128,7 @@ def test_shifted_overlap_saves_its_share() -> None:
     assert made.peak < 4096 + 2048 and made.lower_bound <= made.peak
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     ("sizes", "low", "high", "shared"),
     [
@@ -150,6 +151,7 @@ def test_matching() -> None:
     assert len(chosen) == 5 and sum(many[i][2] for i in chosen) <= matched_weight(many)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     ("buffers", "overlaps", "message"),
     [

@@ -120,6 +120,7 @@ def test_concat_through_views() -> None:
     assert made.offsets["r"] == made.offsets["cat"] + KILO and made.peak == 3 * KILO
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     ("steps", "requests", "message"),
     [
@@ -251,6 +252,7 @@ def test_what_is_needed_late_is_computed_late(budget: int) -> None:
     assert live_peak([steps[i] for i in ordered.order], requests) == ordered.peak
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("seed", range(40))
 def test_order_is_optimal_on_small_graphs(seed: int) -> None:
     steps, requests = plain_schedule(seed, 6)
@@ -289,6 +291,7 @@ def chain_with_lag(most: int) -> tuple[list[Step], list[Request]]:
     return steps, [Request(name, 1024, align=64) for name in "abc"]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(("most", "peak"), [(-128, 1280), (-100, 1280), (-1024, 2048), (0, 1024)])
 def test_outputs_trail_their_inputs(most, peak):
     steps, requests = chain_with_lag(most)

@@ -79,6 +79,7 @@ def test_third_party_under_an_in_place_pair_is_caught() -> None:
     assert made.peak == 192
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("seed", range(30))
 def test_moved_buffers_are_caught(seed: int) -> None:
     """Move one buffer onto another that is live with it."""
@@ -143,6 +144,7 @@ def test_views_must_lie_in_their_root() -> None:
         validate_steps(STEPS, requests, steps_plan(**offsets, v=256))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("seed", range(25))
 def test_moved_roots_are_caught(seed: int) -> None:
     """Without in-place rights, sharing the bytes of an operand of the same step is an error."""

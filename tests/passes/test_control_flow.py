@@ -92,6 +92,7 @@ def _twice(b, i):
     return b.Less(i, 1)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "trips, condition", [(3, _always), (None, _twice), (4, _twice), (1, _always)]
 )
@@ -126,6 +127,7 @@ def graph_x(b):
     return b.region.params[3]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("attrs", [
     {},
     {"scan_input_axes": (1,), "scan_input_directions": (1,)},

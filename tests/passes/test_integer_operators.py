@@ -198,7 +198,7 @@ def by_onnx_runtime(model: QuantisedModel) -> np.ndarray:
     return session.run(None, dict(zip((i.name for i in session.get_inputs()), model.feeds)))[0]
 
 
-@pytest.mark.suite(40)
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("kind", BUILDS)
 def test_as_onnx_runtime(kind, dtype):
@@ -252,6 +252,7 @@ MOVES: dict[str, Callable[[QuantisedModel, str], str]] = {
 }
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", MOVES)
 def test_halves_after_moves(kind):
     """ONNX Runtime looks behind some moves for a kernel of integers, and not behind others."""

@@ -40,6 +40,7 @@ def reference(model: QuantisedModel) -> list[np.ndarray]:
     return session.run(None, dict(zip((i.name for i in session.get_inputs()), model.feeds)))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("name", CASES)
 def test_matches_the_reference(name, dtype):
@@ -52,6 +53,7 @@ def test_matches_the_reference(name, dtype):
         assert np.unique(theirs).size > 3
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("name", CASES)
 def test_leaves_integers_only(name):
     graph, _ = rewritten(CASES[name](np.int8).result)

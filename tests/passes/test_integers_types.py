@@ -54,6 +54,7 @@ def test_layers(kind, per_channel, real):
     check(model, model.node("Relu", model.node(kind, *operands, **attrs)))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("real", REALS)
 @pytest.mark.parametrize("kind", PAIRS)
 def test_pairs(kind, real):
@@ -62,6 +63,7 @@ def test_pairs(kind, real):
     check(model, model.node(kind, *operands, **({"axis": 0} if kind == "Concat" else {})))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("real", REALS)
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_functions(kind, real):

@@ -80,6 +80,7 @@ def without_reason(function: ast.FunctionDef) -> Iterator[int]:
                 yield node.lineno
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("path", RULE_FILES, ids=lambda path: path.stem)
 def test_rules_decline_with_a_reason(path):
     lines = [n for f in functions(path) if takes_rewriter(f) for n in without_reason(f)]
@@ -91,6 +92,7 @@ def test_a_silent_rule_would_be_seen():
     assert list(without_reason(function)) == [5]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("path", PASS_FILES, ids=lambda path: path.stem)
 def test_passes_that_fuse_also_decline(path):
     called = [

@@ -44,6 +44,7 @@ def _run_forward(graph, inputs):
     np.testing.assert_array_equal(before[0], interpret(graph, inputs)[0])
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
 def test_forward(build):
     graph = new_graph(x=T, y=T)
@@ -64,6 +65,7 @@ def test_concat_from_sequence(new_axis):
     _run_forward(graph, [A, A * 10])
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("sizes", [None, np.int64(2), np.array([1, 2])])
 @pytest.mark.parametrize("keepdims", [0, 1])
 def test_split_to_sequence(sizes, keepdims):

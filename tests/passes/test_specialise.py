@@ -53,6 +53,7 @@ def test_dimensions_by_name():
     assert graph.results[0].tensor.static_shape == (2, 20)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "shapes, dims, message",
     [

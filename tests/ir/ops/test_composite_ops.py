@@ -153,6 +153,7 @@ def test_heads_must_divide():
         run("Attention", floats(1, 6, 3, 2), floats(1, 4, 3, 2), floats(1, 4, 3, 2))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("interleaved", [0, 1])
 @pytest.mark.parametrize("dim", [0, 4])
 def test_rotation_keeps_lengths_and_relative_angles(interleaved, dim):
@@ -227,6 +228,7 @@ def test_input_share_is_one_product_for_all_steps():
     assert names.count("Gemm") == SEQUENCE + 1 and "MatMul" not in names
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("op, gates", [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
 @pytest.mark.parametrize("steps, batch", [(0, 2), (3, 0), (0, 0)])
 @pytest.mark.parametrize("direction, ways", [("forward", 1), ("bidirectional", 2)])
@@ -268,6 +270,7 @@ def test_directions_may_take_their_steps_together(op, gates, lengths):
 # ---------------------------------------------------------------- losses
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("ignore", [None, 2, -1])

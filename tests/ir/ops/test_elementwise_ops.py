@@ -63,6 +63,7 @@ BINARY = "Add Sub Mul Div Min Max Pow Less Greater Equal LessOrEqual GreaterOrEq
 INTEGER_BINARY = "Add Sub Mul Min Max Less Equal BitwiseAnd BitwiseOr BitwiseXor"
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("name", UNARY.split())
 def test_unary_on_special_values(name):
     for dtype in FLOATS:
@@ -70,6 +71,7 @@ def test_unary_on_special_values(name):
             same_where_supported(name, SPECIAL.astype(dtype))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "name, attrs",
     [("Gelu", {"approximate": "tanh"}), ("IsInf", {"detect_negative": 0}), ("Elu", {"alpha": 2.0}),
@@ -81,6 +83,7 @@ def test_attributes_of_activations(name, attrs):
     same_where_supported(name, SPECIAL.astype(np.float32), **attrs)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("name", BINARY.split())
 def test_binary_on_all_pairs_of_special_values(name):
     for dtype in FLOATS:
@@ -122,6 +125,7 @@ def test_narrow_floats_round_once():
 # ---------------------------------------------------------------- integers and booleans
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers(dtype):
     x = ends_of(dtype)
@@ -136,6 +140,7 @@ def test_integers(dtype):
     same_where_supported("Clip", x, np.array(2, dtype), np.array(50, dtype))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_shifts(dtype):
     bits = np.iinfo(dtype).bits
@@ -155,6 +160,7 @@ def test_integer_division_by_zero_is_zero():
         assert run_op(name, x, np.zeros(3, np.int32)).tolist() == [0, 0, 0]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("base", [np.int32, np.int64, np.float32, np.float64])
 @pytest.mark.parametrize("exponent", [np.int32, np.int64, np.float32, np.float64, np.uint8])
 def test_mixed_powers(base, exponent):
@@ -221,6 +227,7 @@ def cast_graph(source: dtypes.DType, count: int, **attrs) -> Graph:
     return graph
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("source", NUMBERS, ids=str)
 def test_small_numbers_survive_casts_between_all_types(source):
     values = np.array([1, 2], source.np) if source.max >= 2 else np.array([1, 1], source.np)
@@ -233,6 +240,7 @@ def test_small_numbers_survive_casts_between_all_types(source):
         assert got.astype(np.float32).tolist() == expected.tolist()
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "to", [np.int8, np.uint8, np.int32, np.int64, np.float32, np.float16, bool]
 )
@@ -251,6 +259,7 @@ def test_float8_saturation():
     assert free[:3].tolist() == [np.inf, -np.inf, np.inf] and free[4] == 0.3125
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "mode, codes", [("up", [127, 128, 129, 128]), ("down", [127, 127, 128, 127]),
                     ("nearest", [127, 127, 129, 128])],
@@ -278,6 +287,7 @@ def test_strings_cast_both_ways():
 X = np.linspace(-3, 5, 24).astype(np.float32).reshape(2, 4, 3)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint16, np.int16])
 def test_quantize_per_tensor_and_axis(kind):
     scale, shift = np.array(0.013, np.float32), np.array(7, kind)

@@ -34,6 +34,7 @@ def applied(name: str, x: np.ndarray, *constants: np.ndarray, **attrs: object) -
     return result
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("doubled", [0, 1])
 @pytest.mark.parametrize("exponents", [[0, 1, 9], [2, 7, 31], [1, 1, 1]])
 def test_products_are_rounded_twice(exponents, doubled):
@@ -74,6 +75,7 @@ def test_means_leave_out_padding_and_round_halves_away_from_zero():
     assert got.reshape(-1).tolist() == [-1, 1, 6, -7]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("to", [i8, i16])
 @pytest.mark.parametrize("scale", [0.02, 0.5])
 def test_softmax_is_within_a_step_of_the_real_one(scale, to):

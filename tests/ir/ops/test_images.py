@@ -38,6 +38,7 @@ def decode(data, pixel_format: str = "RGB") -> np.ndarray:
     return graphc.compile(model(TEXT % node), threads=1).run([data])[0]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", LOSSLESS)
 def test_formats(kind):
     data = encoded(PIXELS, kind, **LOSSLESS[kind])

@@ -12,6 +12,8 @@ from graphc.ir.interp import concrete, run_op
 from graphc.ir.opdef import lookup
 from graphc.ir.types import type_of
 
+pytestmark = pytest.mark.suite("all")
+
 RNG = np.random.default_rng(7)
 
 

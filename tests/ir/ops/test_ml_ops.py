@@ -65,6 +65,7 @@ def agree_ml(
 # ---------------------------------------------------------------- features
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
 def test_normalizer(norm):
     agree_ml("Normalizer", X, norm=norm)
@@ -218,6 +219,7 @@ def rows(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).choice(values, (7, 3)).astype(np.float32)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("seed", range(12))
 def test_tree_regressors(seed):
     targets = seed % 3 + 1
@@ -231,6 +233,7 @@ def test_tree_regressors(seed):
     )  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("seed", range(12))
 def test_tree_classifiers(seed):
     binary = seed % 2 == 0
@@ -267,6 +270,7 @@ def test_classes_that_no_leaf_votes_for_are_not_the_label():
                  classlabels_int64s=[10, 11, 12])  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms_of_tree_regressors(transform):
     for targets in (1, 2):
@@ -309,6 +313,7 @@ def test_svm_classifiers(kernel, degree, classes):
     agree_ml("SVMClassifier", X.astype(np.float64), outputs=2, **attrs, classlabels_ints=ints)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_svm_classifiers_without_vectors(transform, sign):
@@ -319,6 +324,7 @@ def test_svm_classifiers_without_vectors(transform, sign):
                  post_transform=transform)  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kernel, degree", KERNELS)
 def test_svm_regressors(kernel, degree):
     for one_class in (0, 1):
@@ -341,6 +347,7 @@ def test_svm_on_every_target():
     agree_everywhere(graph, [X], interpret(graph, [X]))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "changes, message",
     [({"support_vectors": (1.0,)}, "support_vectors has 1 values, expected 3 x 3"),
@@ -370,6 +377,7 @@ def test_murmur_hash():
             agree_ml("MurmurHash3", x, domain=RUNTIME, **attrs)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "attrs",
     [{"separators": [" "]}, {"separators": ["[ ,]", "b+"]}, {"separators": [""]},
@@ -429,6 +437,7 @@ def test_membership_nodes():
     assert tree().ravel().tolist() == [5, 7, 5, 7]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "changes, message",
     [({"nodes_truenodeids": (4,)}, "does not exist"), ({"nodes_featureids": (1,)}, "rows of 1"),

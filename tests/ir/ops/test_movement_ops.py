@@ -18,6 +18,8 @@ from graphc.ir.infer import op_body
 from graphc.ir.simplify import simplify
 from graphc.ir.types import TensorType
 
+pytestmark = pytest.mark.suite("all")
+
 X = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
 
 

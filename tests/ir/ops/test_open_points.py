@@ -24,6 +24,7 @@ def floats(*shape: int) -> np.ndarray:
 # ---------------------------------------------------------------- bounds that are NaN
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize(
     "bounds", [(NAN, None), (None, NAN), (NAN, 1), (-1, NAN), (NAN, NAN), (2, -2), (2, NAN)]
@@ -48,7 +49,7 @@ def test_a_bound_that_is_nan_is_none_on_every_target(bounds):
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 
 
-@pytest.mark.suite(100)
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", POOLS)
 @pytest.mark.parametrize("ceil_mode", [0, 1])
 @pytest.mark.parametrize("pads", [(0, 0), (1, 0), (1, 1)])
@@ -101,6 +102,7 @@ def layer(kind: str, steps: int, lengths: list[int] | None, ways: int) -> list:
     return operands + [floats(ways, 2, hidden) for _ in range(2 if kind == "LSTM" else 1)]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("lengths", [[0, 0], [0, 2], [3, 0]])
@@ -110,6 +112,7 @@ def test_the_last_state_of_a_sample_without_steps_is_zero(lengths, direction, ki
     agree(kind, *operands, outputs=outputs, hidden_size=5, direction=direction)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", GATES)
 def test_no_steps_at_all(kind):
     """ONNX Runtime is no judge: it leaves states unwritten, or ends the process."""
@@ -132,6 +135,7 @@ def test_no_stash_type_is_float32(dtype):
     agree("RMSNormalization", x, scale, stash_type=0, opset=23, tolerance=tolerance)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("stash_type", [TensorProto.INT64, TensorProto.STRING, 99])
 def test_a_stash_type_is_a_float_type(stash_type):
     x, scale = floats(2, 4, 3), floats(4)
@@ -141,6 +145,7 @@ def test_a_stash_type_is_a_float_type(stash_type):
         interpret(import_onnx(model), [x, scale, scale])
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", ["Unsqueeze", "Squeeze", "ReduceSum"])
 def test_axes_are_a_vector(kind):
     x, axes = floats(1, 1, 3), np.array([[0, 1]])

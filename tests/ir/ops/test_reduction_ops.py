@@ -10,6 +10,8 @@ from single_op import run_op
 
 from graphc.errors import ModelError
 
+pytestmark = pytest.mark.suite("all")
+
 rng = np.random.default_rng(11)
 X = rng.standard_normal((3, 4, 5)).astype(np.float32)
 POSITIVE = np.abs(X) + 0.1

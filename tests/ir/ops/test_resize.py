@@ -255,6 +255,7 @@ def test_as_pytorch(name, align, antialias, attrs, by):
         np.testing.assert_allclose(got, want, 1e-5, 1e-5, err_msg=str(image))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("mode, rank", [("linear", 1), ("linear", 2), ("linear", 3), ("cubic", 2)])
 def test_odd_lengths_by_a_fractional_scale_with_aligned_corners(mode, rank):
     """nn.Upsample(scale_factor=1.5, align_corners=True), as exporters write it."""

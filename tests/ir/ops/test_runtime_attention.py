@@ -11,6 +11,8 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.interp import interpret
 
+pytestmark = pytest.mark.suite("all")
+
 RANDOM = np.random.default_rng(0)
 BATCH, ROWS, HEADS, SIZE, PAST = 2, 3, 2, 4, 5
 HIDDEN = HEADS * SIZE

@@ -91,6 +91,7 @@ def _nearly_equal(codes: np.ndarray, wanted: np.ndarray) -> None:
 # ---------------------------------------------------------------- of ONNX Runtime's transformers
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("seed", range(CASES))
 def test_multi_head_attention(seed):
     c = Case(seed)
@@ -118,7 +119,7 @@ def test_multi_head_attention(seed):
     c.compare("MultiHeadAttention", operands, outputs)
 
 
-@pytest.mark.suite(20)
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("seed", range(CASES))
 @pytest.mark.parametrize("quantised", [False, True])
 def test_attention(seed, quantised):
@@ -256,6 +257,7 @@ def _angles(c: Case, is_prompt: bool, batch: int, rows: int, total: int, size: i
     return [c.floats(total + 2, pairs, dtype=dtype) for _ in "cs"], where
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("seed", range(CASES))
 def test_rotary_embedding(seed):
     c = Case(seed)

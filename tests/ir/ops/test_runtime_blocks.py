@@ -50,6 +50,7 @@ def check_product(*operands, **options):
     return check("MatMulNBits", *operands, decomposed=False, **options)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("zero", ["none", "packed", "float"])
 @pytest.mark.parametrize("depth, size", [(64, 16), (80, 16), (70, 32)])
 def test_products_of_four_bits(depth, size, zero):
@@ -120,6 +121,7 @@ def test_narrow_products_stay_nodes_when_exported():
     assert [len(t.raw_data) for t in exported.graph.initializer] == [8 * 4 * 8, 8 * 4 * 4]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("target", ["cpu", "c", "cuda"])
 @pytest.mark.parametrize("rows", [1, 32])
 @pytest.mark.parametrize("bits, level", [(2, 0), (4, 0), (4, 4), (8, 4)])
@@ -142,6 +144,7 @@ def test_compiled_products(rows, columns):
           constants={1, 2, 3, 5}, compiled=True, **attrs)  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("change, error", [
     ({"bits": 3}, "weights of 3 bits"), ({"N": 9}, "B must hold 288 elements"),
     ({"K": 65}, "rows of K = 65"), ({"block_size": 24}, "power of two"),
@@ -158,6 +161,7 @@ def test_wrong_products_are_refused(change, error):
 # ---------------------------------------------------------------- GatherBlockQuantized
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_gather_from_packed_rows(bits, zero):
@@ -174,6 +178,7 @@ def test_indices_that_are_out_of_range_give_zeros():
     assert not found[1:].any() and found[0].any()
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("gather_axis", [0, 1, 2])
 @pytest.mark.parametrize("quantize_axis", [0, 1, 2])
 def test_gather_from_elements(gather_axis, quantize_axis):
@@ -195,6 +200,7 @@ def test_gather_from_elements(gather_axis, quantize_axis):
 # ---------------------------------------------------------------- products of integers
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("zero, bias", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])

@@ -62,6 +62,7 @@ def test_packed_queries():
         np.testing.assert_array_equal(packed, apart)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("seed", range(8))
 def test_one_query_to_given_keys(seed):
     case = Case(seed)

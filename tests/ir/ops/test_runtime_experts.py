@@ -113,6 +113,7 @@ def test_three_layers():
     np.testing.assert_allclose(apart, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("change, error", [
     ({"use_sparse_mixer": 1, "k": 2}, "use_sparse_mixer"), ({"k": 5}, "5 of 4 experts"),
     ({"activation_type": "relu2"}, "relu2"), ({"quant_type": "fp4"}, "fp4"),

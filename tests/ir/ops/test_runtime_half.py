@@ -14,6 +14,7 @@ def halves(*shape: int) -> np.ndarray:
     return (RANDOM.standard_normal(shape) / 2).astype(np.float16)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", ["Gelu", "QuickGelu", "FastGelu", "BiasGelu"])
 def test_activations(kind):
     bias = [halves(16)] if kind in ("FastGelu", "BiasGelu") else []

@@ -17,6 +17,7 @@ def ints(*values: int, dtype=np.int64) -> np.ndarray:
     return np.array(values, dtype)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("axis", [0, 2, -1, -3])
 def test_expand_dims(axis):
     check("ExpandDims", floats(2, 3), np.array(axis, np.int32), constants={1})
@@ -29,6 +30,7 @@ def test_gather_nd(dtype):
     check("GatherND", floats(2, 3, 4), where[..., :1])
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
 def test_pad(mode):
     pads = np.array([[0, 2, 1, 1]])
@@ -36,6 +38,7 @@ def test_pad(mode):
     check("Pad", floats(3, 4), pads[0], constants={1}, mode=mode)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", ["int16", "int32", "int64", "float32", "float64"])
 def test_range(dtype):
     bounds = [np.array([2], dtype), np.array(17, dtype), np.array([5], dtype)]
@@ -43,6 +46,7 @@ def test_range(dtype):
     check("Range", *bounds[:2], constants={0, 1})
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", ["int64", "float32", "float64"])
 def test_trilu(dtype):
     x = np.arange(24).reshape(2, 3, 4).astype(dtype)
@@ -56,6 +60,7 @@ def test_unique():
     check("Unique", x[:0], outputs=(True, True, True))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_grid_sample(mode, padding):
@@ -70,6 +75,7 @@ def test_copies():
 # ---------------------------------------------------------------- experimental operators
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind, attrs", [
     ("Affine", {"alpha": 2.5, "beta": -1.0}), ("Affine", {}), ("Scale", {"scale": 0.3}),
     ("ScaledTanh", {"alpha": 1.5, "beta": 0.7}),

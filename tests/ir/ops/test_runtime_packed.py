@@ -72,6 +72,7 @@ def skip_without_blobs():
         pytest.skip("ONNX Runtime has no MatMulFpQ4 on this processor")
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("depth, columns", [(64, 8), (40, 5), (128, 16)])
 def test_products_of_blobs(depth, columns, kind):
@@ -81,6 +82,7 @@ def test_products_of_blobs(depth, columns, kind):
           decomposed=False, compiled=depth == 40, blk_quant_type=kind)  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind, operands, attrs, error", [
     ("MatMulFpQ4", [floats(1, 64), codes(100), np.array([64, 8])], {}, "336 bytes"),
     ("MatMulFpQ4", [floats(1, 64), codes(100), np.array([64, 8])], {"blk_quant_type": 2},

@@ -72,6 +72,7 @@ def dtype(request):
     return request.param
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", ["QLinearAdd", "QLinearMul"])
 @pytest.mark.parametrize("shape", [(2, 8, 6), (8, 1)])
 def test_binary(kind, shape, dtype):
@@ -112,6 +113,7 @@ def test_average_pool(dtype, count, channels_last):
           count_include_pad=count, channels_last=channels_last, **geometry)  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("channels_last", [0, 1])
 def test_global_average_pool(dtype, channels_last):
     operands = [0, *parameters("x", dtype), *parameters("y", dtype)]
@@ -120,6 +122,7 @@ def test_global_average_pool(dtype, channels_last):
           channels_last=channels_last)  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("channels_last", [0, 1])
 def test_conv(dtype, channels_last, groups):
@@ -132,6 +135,7 @@ def test_conv(dtype, channels_last, groups):
           group=groups, pads=[1, 1, 0, 1], strides=[2, 1])  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("transposed", [0, 1])
 @pytest.mark.parametrize("channels", [1, 5])
 def test_gemm(dtype, channels, transposed):
@@ -143,6 +147,7 @@ def test_gemm(dtype, channels, transposed):
     check("QGemm", [integers((6, 9), dtype)], operands, transB=transposed)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("opset, axis", [(13, -1), (13, 1), (12, 1)])
 def test_softmax(dtype, opset, axis):
     operands = [0, *parameters("x", dtype), *parameters("y", dtype, SOFTMAX)]

@@ -18,6 +18,7 @@ def floats(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("heads", [(4, 2, 2), (2, 2, 4), (2, 1, 2)])
 @pytest.mark.parametrize("whole", [False, True])
@@ -35,6 +36,7 @@ def test_linear_attention(whole, heads, rule):
           scale=0.4 if whole else 0.0)  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("gates", ["none", "softplus", "sigmoid", "each"])
 @pytest.mark.parametrize("rule", RULES)
@@ -99,6 +101,7 @@ def test_bounds_beyond_the_tokens():
         interpret(graph, [x for x in operands if x is not None])
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("change, error", [
     ({"state_window": 2}, "state_window"), ({"ndim": 2}, "ndim is 2"),
     ({"activation": "relu"}, "not 'relu'"),

@@ -36,6 +36,7 @@ def test_flat_gates():
     check("HyperConnectionPreMix", floats(2, 24), floats(2, 24), num_branches=3)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("scale", [None, (8,), (3, 8), (24,)])
 def test_branchwise_norm(scale, dtype):
@@ -46,6 +47,7 @@ def test_branchwise_norm(scale, dtype):
     check("BranchwiseRMSNorm", x.reshape(2, 5, 24), given, num_branches=3, tolerance=near)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("activation", ["silu", "swish", "sigmoid"])
 def test_gated_norm(activation, dtype):
@@ -62,6 +64,7 @@ def test_gated_add(dtype):
     np.testing.assert_array_equal(found, x + y * gate)  # each rounded
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("scale", [None, np.float32, np.float16])
 def test_scaled_silu(scale, dtype):

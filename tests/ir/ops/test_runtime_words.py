@@ -18,6 +18,7 @@ def floats(*shape: int) -> np.ndarray:
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 9])
 def test_repeated_ngrams(size):
     scores = floats(3, 6)
@@ -85,6 +86,7 @@ def test_three_positions_of_a_part():
           mrope_section=(2, 2, 2), rotary_embedding_dim=12)  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("turned", [(0, 0), (1, 0), (1, 1)])
 def test_sparse_matrices(turned):
     dense = np.where(RANDOM.random((4, 5)) < 0.3, RANDOM.integers(1, 9, (4, 5)), 0)

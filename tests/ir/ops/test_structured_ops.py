@@ -23,6 +23,8 @@ from graphc.ir.kernel import Alloc, walk_stmts
 from graphc.ir.text.expr_printer import to_text
 from graphc.ir.types import TensorType
 
+pytestmark = pytest.mark.suite("all")
+
 rng = np.random.default_rng(7)
 
 

@@ -53,6 +53,7 @@ def same(found: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_array_equal(found.view(kind)[~nan], wanted.view(kind)[~nan])
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", FLOATS, ids=NAMES)
 def test_decoding_every_code(dtype):
     storage = storage_of(dtype).np
@@ -61,6 +62,7 @@ def test_decoding_every_code(dtype):
     same(run(decode(element("x", codes), dtype), x=codes), wanted)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("saturate", [False, True], ids=["cast", "cast_sat"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=NAMES)
 def test_encoding(dtype, saturate):
@@ -70,6 +72,7 @@ def test_encoding(dtype, saturate):
     same(found.view(dtype.np), wanted)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", FLOATS, ids=NAMES)
 def test_from_float64(dtype):
     x = np.concatenate([floats(np.float64) * (1 + sign * 2.0**-40) for sign in (1, -1)])
@@ -79,6 +82,7 @@ def test_from_float64(dtype):
     same(run(code, x=x).view(dtype.np), wanted)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", sorted(SUB_BYTE, key=str), ids=str)
 def test_small_integers(dtype):
     codes = np.arange(1 << dtype.bits, dtype=np.uint8)
@@ -93,6 +97,7 @@ def test_small_integers(dtype):
         np.testing.assert_array_equal(found.astype(np.int32), wanted.astype(np.int32))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("dtype", [d for d in FLOATS if d.bits <= 8], ids=str)
 def test_arithmetic_rounds_every_operation(dtype):
     codes = np.arange(1 << dtype.bits, dtype=np.uint8)
@@ -105,6 +110,7 @@ def test_arithmetic_rounds_every_operation(dtype):
         same(found.view(wanted.dtype) if found.dtype != wanted.dtype else found, wanted)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("name", ["mod", "floordiv"])
 def test_modulo_of_floats(name, kind):
@@ -123,6 +129,7 @@ def test_modulo_of_floats(name, kind):
     np.testing.assert_array_equal(np.signbit(found[~nan]), np.signbit(wanted[~nan]))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint8, np.uint64])
 def test_powers_of_integers(kind):
     info = np.iinfo(kind)

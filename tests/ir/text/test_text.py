@@ -27,6 +27,8 @@ from graphc.ir.text.program_parser import parse_program
 from graphc.ir.text.type_parser import parse_type
 from graphc.ir.types import Layout, OptionalType, SequenceType, TensorType
 
+pytestmark = pytest.mark.suite("all")
+
 NUMERIC = [d for d in dtypes.BY_NAME.values() if d.is_number]
 I, J = Index("i", 8), Index("j", Sym("N", 1, 8))
 X = Load("0", (I, J), dtypes.f32)

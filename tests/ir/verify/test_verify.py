@@ -17,6 +17,8 @@ from graphc.ir.verify.graphs import verify
 from graphc.ir.verify.kernels import verify_kernel
 from graphc.ir.verify.programs import verify_program
 
+pytestmark = pytest.mark.suite("all")
+
 GOOD = """
 graph @g(%c: bool[], %x: f32[N,4]) -> (f32[N,4], f32[N,4]) where N: 1..8 phase fused {
   const %w : f32[4] = [1.0, 2.0, 3.0, 4.0]

@@ -116,6 +116,7 @@ def made(name: str, *shapes: tuple[int, ...], **attrs) -> Op:
     return value.producer
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("name", [*UNARY, *BINARY, "TanhShrink"])
 def test_pointwise_operators(name):
     op = made(name, *[(2, 3), (3,)][: 1 + (name in BINARY)])
@@ -142,6 +143,7 @@ def test_an_own_operator_that_leaves_its_results_alone():
 # ---------------------------------------------------------------- order and sums
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("name", [*UNARY, "TanhShrink", "Relu6", "Opposite", "Leaky"])
 def test_functions_that_never_fall(name):
     """As known, and as probed at numbers, infinities and NaN."""
@@ -159,6 +161,7 @@ def test_functions_that_never_fall(name):
         assert np.isnan(run_op(op, [np.float32([np.nan])])[0]).all()
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     ("name", "constant", "rising", "falling"),
     [
@@ -181,6 +184,7 @@ def test_order_that_rests_on_the_range_of_the_operand():
     assert facts.is_monotone(roots[3].producer, falling=True)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     ("name", "arrays", "limits", "factor"),
     [
@@ -196,6 +200,7 @@ def test_limits_and_factors_below_zero(name, arrays, limits, factor):
     assert facts.negative_factor(op) == (None if factor is None else pytest.approx(factor))
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     ("name", "shapes", "attrs", "operands"),
     [
@@ -226,6 +231,7 @@ def test_operators_that_are_linear(name, shapes, attrs, operands):
         assert np.allclose(sum_of, 2 * x - 3 * y, atol=1e-4) == (n in operands)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     ("name", "shapes", "attrs", "axes"),
     [
@@ -270,6 +276,7 @@ def with_constants(name: str, *arrays, **attrs) -> Op:
     return value.producer
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     ("name", "arrays", "attrs"),
     [
@@ -288,6 +295,7 @@ def test_movements(name, arrays, attrs):
     assert facts.only_moves(op) and facts.choice(op).operands == (0,)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     ("name", "arrays", "attrs"),
     [
@@ -309,6 +317,7 @@ def test_choices_among_several_operands():
     assert not facts.choice(with_constants("Trilu")).is_of_elements
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("name", [*UNARY, "Add", "PRelu", "AveragePool", "ReduceSum", "Softmax"])
 def test_what_computes_chooses_nothing(name):
     attrs = {"kernel_shape": (2, 2)} if name == "AveragePool" else {}
@@ -409,6 +418,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(("build", "pipeline", "left"), CASES)
 def test_an_own_operator_is_rewritten_as_tanh(build, pipeline, left):
     own = rewritten(build, "TanhShrink", "my.ops", pipeline)
@@ -421,6 +431,7 @@ def test_own_operators_that_are_applied_twice(name, left):
     assert rewritten(lambda b, x, f: [f(f(x))], name, "my.ops", SIMPLE) == left
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(("name", "bias"), [("Doubled", True), ("Halved", True), ("Halved", False)])
 def test_products_change_places_with_own_linear_operators(name, bias):
     """As with Resize and AveragePool: there are fewer to multiply."""

@@ -19,6 +19,8 @@ from graphc.passes.analysis.intervals import (
     whole,
 )
 
+pytestmark = pytest.mark.suite("all")
+
 ENDS = (-128, -77, -3, -1, 0, 1, 2, 5, 126, 127)
 EXACT = ("add", "sub", "mul", "min", "max")
 BY_NUMBER = ("shr", "shr_rounded", "div", "floordiv", "mod", "shl")

@@ -48,6 +48,7 @@ def grown(rng: np.random.Generator, b: Builder, x):
     return values[-1]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("seed", range(400))
 def test_values_lie_in_their_range(seed):
     rng = np.random.default_rng(seed)

@@ -160,6 +160,7 @@ def test_structure_is_read_off_bodies():
 # ---------------------------------------------------------------- nothing changes
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("seed", range(300, 325))
 def test_the_interpreter_agrees_after_fusion(seed):
     function, inputs = random_graph(seed, layers=6)

@@ -19,6 +19,7 @@ kernel @scale(in a: i32[{n}], in b: i32[{n}], out y: i32[{n}]) {{
 EXTREMES = [-(1 << 31), 1 - (1 << 31), -65537, -2, -1, 0, 1, 3, 65536, (1 << 31) - 1]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("distance", [32, 33, 40, 63])
 def test_same_numbers(distance):
     a, b = (x.ravel().astype(np.int32) for x in np.meshgrid(EXTREMES, EXTREMES))
@@ -34,6 +35,7 @@ def test_same_numbers(distance):
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(("constant", "distance"), [(1 << 30, 31), (1 << 31, 33), (1, 40)])
 def test_what_needs_the_low_half_stays(constant, distance):
     kernel = parse_kernel(TEXT.format(n=4, constant=constant, distance=distance))

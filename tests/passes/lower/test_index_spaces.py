@@ -24,6 +24,8 @@ from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.transforms import splitting
 from graphc.passes.lower.transforms.im2col import window
 
+pytestmark = pytest.mark.suite("all")
+
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)

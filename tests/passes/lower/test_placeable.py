@@ -36,6 +36,7 @@ def test_control_flow_is_refused_by_targets_that_have_none():
         program_for(specialise(parse_graph(LOOP)), WithoutFlow())
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("target", ["cpu", "c", "cuda", "plain"])
 @pytest.mark.parametrize(
     ("text", "message"),

@@ -52,6 +52,7 @@ def test_a_schedule_is_its_text():
         assert again.text == schedule.text
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -154,6 +155,7 @@ def wrong(change) -> str:
     return str(caught.value)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "pattern, put, message",
     [
@@ -203,6 +205,7 @@ def test_winograd_takes_schedules(outputs, tiles):
     np.testing.assert_allclose(results[0], expected[0], 1e-3, 1e-3)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "steps, message",
     [("tile(places, 3) tile(rows, 3)", "a tile of 2 or 4 places, found 3"),
@@ -215,6 +218,7 @@ def test_winograd_refuses_what_does_not_fit(steps, message):
         program_for(with_schedule(graph, f"winograd: {steps}"), Cpu())
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("name", ["constant", "residual", "window"])
 def test_tiles_of_scalars_take_schedules(name):
     function, inputs = CASES[name]
@@ -258,6 +262,7 @@ def test_attention_takes_schedules(target):
         np.testing.assert_allclose(result, expected[0], 1e-4, 1e-4, err_msg=schedule.text)
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("pattern, put, message", [
     (r"vector\(columns, \d+\)", "vector(columns, 2)", "columns on this machine, found 2"),
     (r" tile\(rows, \d+\)", "", "a step tile(rows, ...)"),
@@ -313,6 +318,7 @@ def no_kernels(candidate):
     return []
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("times, taken", [([3, 2, 1], "c"), ([1, 2, 3], "a"), ([1, 0.96, 2], "a")])
 def test_the_fastest_is_taken_unless_the_first_is_nearly_as_fast(tmp_path, times, taken):
     for measured in (1, 0):
@@ -334,6 +340,7 @@ def test_choices_can_be_shipped_in_a_file(tmp_path):
     assert (entry["about"], entry["choice"], entry["first"]) == ("x", "b", "a")
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"format": "graphc schedules 1", "machines": {"m": {"s": 3}}}',
              '{"format": "graphc schedules 1"}']

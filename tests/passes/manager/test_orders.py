@@ -219,6 +219,7 @@ def test_any_order_of_passes_works_or_is_refused_by_name(target, pytestconfig):
     assert verdicts.count("right") >= seeds // 2
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "text, said",
     [

@@ -37,6 +37,7 @@ def test_a_rule_is_a_pass():
     assert only.rules == ["double-negation"]
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -116,6 +117,7 @@ def test_passes_are_timed():
     assert ctx.diagnostics.seconds["dce"] > 0
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "found, expected, problem",
     [

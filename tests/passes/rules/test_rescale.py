@@ -7,6 +7,8 @@ import pytest
 
 from graphc.passes.rules.quantised.rescale import FEWEST_BITS, WORD, fixed_point, high_word
 
+pytestmark = pytest.mark.suite("all")
+
 LEAST = 2.0 ** (FEWEST_BITS - 1 - WORD)  # whose multiplier of 22 bits is exact
 
 

@@ -14,6 +14,8 @@ from graphc.ir.types import TensorType
 from graphc.passes import run_pipeline
 from graphc.passes.manager.hooks import difference
 
+pytestmark = pytest.mark.suite("all")
+
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.5], np.float32)
 
 
@@ -109,7 +111,6 @@ def random_movement(rng, b: Builder, x):
     return b.Add(x, rng.integers(-2, 3, shapes).astype(np.float32))
 
 
-@pytest.mark.suite(10)
 @pytest.mark.parametrize("seed", range(60))
 def test_movements(seed):
     rng = np.random.default_rng(1000 + seed)

@@ -142,6 +142,7 @@ def test_prologue_is_computed_once():
     assert len(program.steps) == 2
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("largest", [1, 4, 7, 14])
 def test_balanced_tiles(largest):
     """Tiles cover the whole once, none is too large, and sizes differ by one at most."""
@@ -157,6 +158,7 @@ def test_balanced_tiles(largest):
 # ---------------------------------------------------------------- convolutions
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("largest", [1, 4, 7, 14])
 def test_tiles_of_one_size(largest):
     """Tiles that may overlap are of one size, unless too many rows would be summed twice."""

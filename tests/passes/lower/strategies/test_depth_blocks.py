@@ -9,6 +9,7 @@ from graphc.ir.expr import Index, Sym
 from graphc.passes.lower.strategies.depth_blocks import STEPS, depth_blocks
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize(
     "extents, outside, piece",
     [

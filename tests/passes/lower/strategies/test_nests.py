@@ -90,6 +90,7 @@ def test_reductions_of_the_same_elements_read_them_once(shape, axis):
     assert len([s for s in loops if s.extent == shape[axis]]) == 1
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("count", [513, 6661, 6664, 262_147])
 def test_errors_of_long_sums_do_not_grow_with_their_length(count):
     x = rng(3).random((2, count), np.float32)

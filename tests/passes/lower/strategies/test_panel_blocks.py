@@ -127,6 +127,7 @@ def test_parts_of_panels_are_asked_for_before_they_are_read(rows, columns, few):
     assert np.all(missed < depth // pieces) and len(np.unique(panels)) == few
 
 
+@pytest.mark.suite("all")
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("rows", [40, 301])
 def test_panels_are_asked_for_before_they_are_read(monkeypatch, rows, is_open):
