@@ -17,6 +17,7 @@ from graphc.ir.machine import Machine
 PAIRS = "smlad"  # four products of bytes are two instructions of pairs
 FLOATS = "vfma"  # single floats are multiplied and added in registers of their own
 HELIUM_BYTES = 16  # of a vector
+FEW = 12  # registers, below which tiles and loops are small
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Cpu(Machine):
     name: str
     flags: tuple[str, ...] = ()
     operator_bytes: float = 2.2
+
+    @property
+    def few_registers(self) -> bool:
+        """Whether most instructions reach eight."""
+        return self.registers < FEW
 
     @property
     def vectors(self) -> bool:

@@ -38,6 +38,8 @@ from graphc.ir.kernel import Body, Intrin, Kernel, Stmt, map_body, map_nested
 OF_ROWS = (byte_rows, float_runs)
 HIGH = "mul_high_rounded"
 CALLED = {"clamp": "limit_i32", HIGH: "mul_high_rounded_i32"}
+HALF = "an upper half"  # sorts before the functions that call it
+NEEDED = {"mul_high_rounded_i32": HALF, "mul_high_added_i32": HALF}
 
 LIMIT_TEXT = """\
 /* x kept within low..high. */
@@ -55,10 +57,32 @@ static inline int32_t limit_i32(int32_t x, int32_t low, int32_t high)
             return y;
         }
     }
+#elif defined(__thumb__) && !defined(__thumb2__) && defined(__GNUC__) && defined(__OPTIMIZE__)
+    if (__builtin_constant_p(low) && __builtin_constant_p(high) && low == -128 && high == 127)
+        return x == (int8_t)x ? x : (x >> 31) ^ 127;
 #endif
     x = x < low ? low : x;
     return x > high ? high : x;
 }
+"""
+
+HALF_TEXT = """\
+/* The upper half of a product, rounded; of products of halves where there is no longer one. */
+#if defined(__thumb__) && !defined(__thumb2__) && defined(__GNUC__)
+static __attribute__((noinline)) int32_t upper_half_i32(int32_t a, int32_t b)
+{
+    const int32_t a_low = a & 65535, b_low = b & 65535, a_high = a >> 16, b_high = b >> 16;
+    const int32_t lowest = (int32_t)(((uint32_t)a_low * (uint32_t)b_low) >> 16);
+    const int32_t first = a_high * b_low + lowest + 32768; /* at most 2147483647 */
+    const int32_t second = a_low * b_high + (first & 65535);
+    return a_high * b_high + (first >> 16) + (second >> 16);
+}
+#else
+static inline int32_t upper_half_i32(int32_t a, int32_t b)
+{
+    return (int32_t)(((int64_t)a * b + INT64_C(2147483648)) >> 32);
+}
+#endif
 """
 
 HIGH_TEXT = """\
@@ -70,7 +94,7 @@ static inline int32_t mul_high_rounded_i32(int32_t a, int32_t b)
     __asm__("smmulr %0, %1, %2" : "=r"(y) : "r"(a), "r"(b));
     return y;
 #else
-    return (int32_t)(((int64_t)a * b + INT64_C(2147483648)) >> 32);
+    return upper_half_i32(a, b);
 #endif
 }
 """
@@ -84,8 +108,7 @@ static inline int32_t mul_high_added_i32(int32_t sum, int32_t a, int32_t b)
     __asm__("smmlar %0, %1, %2, %3" : "=r"(y) : "r"(a), "r"(b), "r"(sum));
     return y;
 #else
-    const int32_t y = (int32_t)(((int64_t)a * b + INT64_C(2147483648)) >> 32);
-    return (int32_t)((uint32_t)sum + (uint32_t)y);
+    return (int32_t)((uint32_t)sum + (uint32_t)upper_half_i32(a, b));
 #endif
 }
 """
@@ -304,7 +327,7 @@ class MicroPrinter(VectorPrinter):
         name, args = self._called(node) if isinstance(node, Call) else ("", ())
         if not name:
             return super()._fresh(node)
-        self.functions.add(name)
+        self.functions |= {name, NEEDED.get(name, name)}
         return function(name, *map(self.expr, args))
 
     def _called(self, node: Call) -> tuple[str, Sequence[Expr]]:
@@ -371,10 +394,12 @@ class MicroPrinter(VectorPrinter):
 
 
 class MicroUnit(Unit):
-    """A C file with the helpers of the instructions it uses."""
+    """A C file with the helpers of the instructions it uses. `as_written`: compilers are asked
+    to unroll no loop."""
 
-    def __init__(self, *args: Any):
+    def __init__(self, *args: Any, as_written: bool = False):
         super().__init__(*args)
+        self.as_written = as_written
         self.functions_needed: set[str] = set()
 
     def kernel(self, kernel: Kernel) -> str:
@@ -407,7 +432,7 @@ class MicroUnit(Unit):
         options += ['"no-tree-ter"'] if vectors else []
         pragma = PRAGMA.format(options=", ".join(options)) if options else ""
         unrolled = pairs.HELPERS.keys() & own and not any(map(float_runs.NAME.fullmatch, own))
-        pragma = UNROLLED + pragma if unrolled else pragma
+        pragma = UNROLLED + pragma if unrolled or self.as_written else pragma
         return pragma + helpers + super().text()
 
 
@@ -439,6 +464,7 @@ LONG_TEXT = """\
 HELPERS = {
     **pairs.HELPERS,
     LONG_KERNEL: LONG_TEXT,
+    HALF: HALF_TEXT,
     "limit_i32": LIMIT_TEXT,
     DOT4_WIDE: DOT4_WIDE_TEXT,
     DOT4_CODES: DOT4_CODES_TEXT,

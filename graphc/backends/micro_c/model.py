@@ -150,7 +150,8 @@ class Model:
 
         `libm`: call it for everything (True), for nothing (False), or for what has no polynomial.
         """
-        unit = MicroUnit(replace(DIALECT, function=f"static {name.upper()}_KERNEL void"))
+        dialect = replace(DIALECT, function=f"static {name.upper()}_KERNEL void")
+        unit = MicroUnit(dialect, as_written=cpu.few_registers)
         if libm is False:
             unit.speller = OwnSpeller(unit.dialect.index)
         model = cls(

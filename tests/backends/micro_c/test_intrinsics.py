@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+
 import numpy as np
 import pytest
 
-from graphc.backends.micro_c.intrinsics import in_plain_loops
+from graphc.backends.micro_c.intrinsics import HALF_TEXT, in_plain_loops
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i8, i16, i32
 from graphc.ir.expr import Const
@@ -51,3 +54,18 @@ def test_dot4_refuses_other_types():
         dot4_wide(wide[0], wide[0], wide[0])
     with pytest.raises(InternalError, match="dot4"):
         dot4(wide[0], wide[0], wide[0], 0)
+
+
+def test_upper_halves_of_products_of_halves(tmp_path):
+    """As a processor without long products computes them: exact, and nothing overflows."""
+    text = "#include <stdint.h>\n" + HALF_TEXT
+    text += "int32_t half(int32_t a, int32_t b) { return upper_half_i32(a, b); }\n"
+    (tmp_path / "half.c").write_text(text)
+    trap = ["-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error"]
+    command = ["gcc", "-D__thumb__", *trap, "-shared", "-fPIC", "-o", "half.so", "half.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    half = ctypes.CDLL(str(tmp_path / "half.so")).half
+    ends = [-(2**31), -(2**31) + 1, -65536, -65535, -1, 0, 1, 32768, 65535, 65536, 2**31 - 1]
+    drawn = np.random.default_rng(0).integers(-(2**31), 2**31, (2000, 2)).tolist()
+    for a, b in [*((x, y) for x in ends for y in ends), *drawn]:
+        assert half(a, b) == (a * b + 2**31) >> 32

@@ -110,6 +110,21 @@ TILES |= {
     "one row": ((1, 37, 1, 1), 9, 5, {"taps": (1, 1)}),
     "one row of uint8": ((1, 48, 1, 1), 4, 250, {"taps": (1, 1), "dtype": u8, "extreme": True}),
 }
+
+
+@pytest.mark.parametrize(
+    "name", ["of three channels", "in place", "with a deep sum", "one row", "of groups"]
+)
+def test_weights_are_stored_unsigned(name):
+    """Where the processor loads such bytes in fewer instructions."""
+    shape, channels, zero, more = TILES[name]
+    graph = convolution(shape, channels, zero, **more)
+    program = driver.program_for(copy.deepcopy(graph), "c", cpu="cortex-m0plus")
+    stored = [b.dtype for k in program.kernels.values() for b in k.params if b.name == "weights"]
+    assert stored == [u8]
+    check(graph, {"cpu": "cortex-m0plus"})
+
+
 DENSE = {"spread_row", "dot_1x4"}
 DEPTHWISE = {"pair_up", "dot2", "dot_low_high", "dot_high_low"}
 PANELS = {"spread", "spread_pairs", "dot_2x2"}

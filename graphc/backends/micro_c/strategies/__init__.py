@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from graphc.backends.micro_c.cpus import DEFAULT, FLOATS, PAIRS, Cpu, cpu_of
+from graphc.backends.micro_c.cpus import DEFAULT, FEW, FLOATS, PAIRS, Cpu, cpu_of
 from graphc.backends.micro_c.goals import FASTEST, SIZE, SPEED
 from graphc.backends.micro_c.strategies.dense import Dense
 from graphc.backends.micro_c.strategies.depthwise import Depthwise
@@ -21,7 +21,7 @@ from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 
-FEW, MANY = 12, 24  # general registers
+MANY = 24  # general registers
 
 
 def strategies(cpu: str = DEFAULT, goal: str = SPEED.name) -> Sequence[Strategy]:
@@ -55,17 +55,17 @@ def tile_options(cpu: Cpu) -> TileOptions:
         return TileOptions(
             integer_rows=4, integer_columns=4, integer_alone=8, quads=cpu.has(PAIRS)
         )  # fmt: skip
-    if cpu.registers >= FEW:
+    if not cpu.few_registers:
         return TileOptions(quads=cpu.has(PAIRS), runs=cpu.has(FLOATS))
     return TileOptions(
-        rows=2, columns=2, alone=2, integer_rows=1, integer_columns=4, integer_alone=4,
-        quads=cpu.has(PAIRS), unroll=1, whole=4,
+        rows=2, columns=2, alone=2, integer_rows=1, integer_columns=8, integer_alone=8,
+        quads=cpu.has(PAIRS), unroll=1, whole=4, unsigned=True, epilogue_loop=True,
     )  # fmt: skip
 
 
 def small_tiles(cpu: Cpu) -> TileOptions:
     """Tiles of two by two, and loops that are hardly unrolled."""
-    if cpu.registers < FEW:
+    if cpu.few_registers:
         return tile_options(cpu)
     return TileOptions(
         rows=2, columns=2, alone=2, integer_alone=2, quads=cpu.has(PAIRS),

@@ -19,6 +19,9 @@ several products.
   image and the channels of each.
 * Where floats lie in a row along it, and the core has registers for them, products along it are a
   function (float_runs.py), and the sums of a tile an array.
+* Where loads of signed bytes take an instruction more than of unsigned ones, bytes of weights are
+  stored plus 128, if several columns share what they are multiplied by: its sum, times 128, is
+  subtracted in the end.
 * The innermost summed index is unrolled, wholly if it is short.
 """
 
@@ -46,6 +49,7 @@ from graphc.passes.lower.scheduled import Scheduled
 from graphc.passes.schedule.steps import Dot, Schedule, Tensorize, Tile, Unroll, misfit
 
 QUADS: dict[str, Callable[..., Intrin]] = {"dot4": dot4, "dot4_mixed": dot4_mixed}
+SHIFT = 128  # of signed bytes that are stored as unsigned ones
 LEAST_RUN = 8  # floats in a row, below which a function is slower than what it replaces
 LOOP = 3  # instructions of a loop around a tile, per product of each sum
 
@@ -72,6 +76,8 @@ class TileOptions:
     unroll: int = 4  # steps of a long innermost loop
     whole: int = 8  # the longest innermost loop that is unrolled wholly
     min_depth: int = 3  # products summed, below which a plain nest does as well
+    epilogue_loop: bool = False  # whether columns of a tile of one row are finished by a loop
+    unsigned: bool = False  # whether bytes of weights are stored plus 128
 
 
 @dataclass(frozen=True)
@@ -270,6 +276,16 @@ class _Operands:
         )  # fmt: skip
 
     @property
+    def may_shift(self) -> bool:
+        """Whether weights are signed bytes, and columns share what they are multiplied by."""
+        b, match = self.match.b, self.match
+        return (
+            self.options.unsigned and match.hole.dtype is i32 and not match.column_alone
+            and match.column is not None and isinstance(b, Call) and _widened(b) is i32
+            and b.args[0].dtype is i8
+        )  # fmt: skip
+
+    @property
     def apart(self) -> int:
         """How far apart rows are in the only array that is read; -1 if that is not known."""
         read, row = loads(self.middle.a), self.match.row
@@ -302,6 +318,8 @@ class _Emitter:
         self.inplace = operands.inplace
         self.rows, self.columns = (schedule.the(Tile, x).size for x in ("rows", "columns"))
         self.wide = _widened(match.b)
+        self.shifted = not self.quads and operands.may_shift and self.columns > 1
+        self.epilogue_loop = operands.options.epilogue_loop and self.rows == 1
         self.weights, self.packed = self._pack()
 
     # ---------------------------------------------------------------- weights
@@ -331,6 +349,8 @@ class _Emitter:
         shapes = shapes_of(match.computation.inputs)
         stored = match.b if self.wide is None else match.b.args[0]  # type: ignore[attr-defined]
         b = unflatten_loads(simplify(stored, mapping), shapes)
+        if self.shifted:
+            b = (b.cast(i32) + SHIFT).cast(u8)
         return match.computation.copied("weights", index, b)
 
     def _within(self, place: Expr) -> Expr:
@@ -439,6 +459,7 @@ class _Emitter:
         self.in_runs = self.runs and whole and float_runs.fits(size, width)
         self.once = len(window.depth) == 1
         totals = self._totals(size * width)
+        self.factor_sums = self._totals(size) if self.shifted else []
         cells: list[tuple] = []
         for t in range(size):
             for u in range(width):
@@ -451,10 +472,28 @@ class _Emitter:
         factors = [simplify(window.a, cell) for cell, _, _ in cells]
         bound = frozenset(x for e in (*at.values(), first, panel) for x in free_indices(e))
         self._sum(list(window.depth), factors, at, panel, cells, bound)
+        if self.epilogue_loop and width > 1:
+            self._finish_in_loop(cells, panel)
+            return
+        for n, (cell, _, total) in enumerate(cells):
+            self._finish(cell, total, self.factor_sums[n // width] if self.shifted else None)
+
+    def _finish(self, cell: dict, total: Expr, factor_sum: Expr | None) -> None:
+        """Stores what is made of a sum."""
+        value = total if factor_sum is None else total - factor_sum * SHIFT
         outputs = self.match.computation.outputs
-        for cell, _, total in cells:
-            here = {**cell, self.match.hole: total}
-            store_outputs(self.k, outputs, self.match.offset, self.match.exprs, here)
+        here = {**cell, self.match.hole: value}
+        store_outputs(self.k, outputs, self.match.offset, self.match.exprs, here)
+
+    def _finish_in_loop(self, cells: list[tuple], panel: Expr) -> None:
+        """The same for the columns of one row, by one piece of code for all of them."""
+        sums = self.k.alloc(self.match.hole.dtype, (len(cells),), "stack")
+        for n, (_, _, total) in enumerate(cells):
+            self.k.store(sums, n, total)
+        with self.k.loop(len(cells)) as lane:
+            assert self.match.column is not None
+            cell = {**cells[0][0], self.match.column: self._column(panel, lane)}
+            self._finish(cell, sums[lane], self.factor_sums[0] if self.shifted else None)
 
     def _totals(self, number: int) -> list[Load]:
         """The sums of a tile, 0: variables, or an array that functions add to or set."""
@@ -557,6 +596,9 @@ class _Emitter:
                 named[value] = self.k.let(value)
             return named[value]
 
+        width = len(cells) // max(1, len(self.factor_sums))
+        for sum_, a in zip(self.factor_sums, factors[::width]):
+            self.k.emit(Store(sum_.source, sum_.index, sum_ + name(a)))
         for a, (_, lane, total) in zip(factors, cells):
             b = self._weight(at, panel, lane)
             left, right = name(a), name(b)
