@@ -138,6 +138,15 @@ HEADER = """\
 /* What arm_mve.h would define. */
 typedef uint16_t mve_pred16_t;
 """
+KEPT = """\
+/* What was stored at p is used: gcc takes a store of some lanes for one of all of them, and would
+ * drop those before it. */
+#if defined(__ARM_FEATURE_MVE) && defined(__GNUC__) && !defined(__clang__)
+#define KEPT(p) __asm__ volatile("" : : "m"(*(const char (*)[])(p)))
+#else
+#define KEPT(p) ((void)(p))
+#endif
+"""
 FUNCTION = """\
 static {result} {name}({params})
 {{
@@ -149,7 +158,8 @@ static {result} {name}({params})
 
 
 def definitions(names: Iterable[str]) -> str:
-    """The include and, for want of it, definitions of the functions named."""
+    """The include and, for want of it, definitions of the functions named; with stores of some
+    lanes KEPT, which comes before each."""
     used = sorted(names)
     texts = [_function(name) for name in used]
     level = INTEGERS_AND_FLOATS if any(n.endswith("f32") for n in used) else INTEGERS
@@ -158,7 +168,8 @@ def definitions(names: Iterable[str]) -> str:
         for vector, (element, lanes) in TYPES.items()
         if any(vector in text for text in texts)
     ]
-    return HEADER.format(level=level) + "\n".join([*types, *texts]) + "#endif\n"
+    kept = KEPT if any(n.startswith("vstr") and "q_p_" in n for n in used) else ""
+    return HEADER.format(level=level) + "\n".join([*types, *texts]) + "#endif\n" + kept
 
 
 def _function(name: str) -> str:

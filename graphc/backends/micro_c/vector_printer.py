@@ -126,8 +126,10 @@ class _VectorLoop:
                 self.p.line(f"{self.p.name(buffer.name)} = {self.vector(stmt.value)};")
                 return
             lanes, value = self._stored(buffer, stmt.value)
-            name, rest = f"vstr{_size(buffer)}q", [self._pointer(buffer, stmt.index), value]
+            place = self._pointer(buffer, stmt.index)
+            name, rest = f"vstr{_size(buffer)}q", [place, value]
             if self.predicate:
+                self.p.line(f"KEPT({place});")
                 name, rest = f"{name}_p", [*rest, self.predicate]
             self.p.line(f"{self.call(f'{name}_{lanes}', *rest)};")
 

@@ -25,6 +25,7 @@ CASES = {  # channels read, weights and attributes of a convolution, and functio
     "one column": (70, (1, 70, 1, 1), {}, set()),
     "far": (1025, (3, 1025, 2, 2), {}, {"dots_3x3x4100"}),
     "rows of eight": (8, (5, 8, 1, 1), {}, {"dots_3x5x8"}),
+    "padded lines": (1, (8, 1, 2, 2), {"shape": (1, 5, 4, 4), **PADDED}, set()),
 }
 
 
