@@ -142,7 +142,8 @@ class _Function:
 @dataclass(frozen=True)
 class _Tiles:
     """Tiles of some columns, one after another, as a statement of assembler. If columns are left
-    over, it is executed once more for a tile of the last ones."""
+    over, a tile of the last ones follows. Three rows take twelve registers: none is left to count
+    tiles where one points to the frame."""
 
     of: _Function
     columns: int
@@ -156,6 +157,11 @@ class _Tiles:
     def again(self) -> int:
         """The columns that the last tile computes anew; 0 if there are none left over."""
         return -self.of.columns % self.columns
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one tile."""
+        return self.number > 1 or self.again > 0
 
     @property
     def chunks(self) -> int:
@@ -190,41 +196,24 @@ class _Tiles:
         count, columns = self.of.count, self.columns
         sums = [f"s{t}{c}" for t in range(self.of.rows) for c in range(columns)]
         yield f"    int32_t {', '.join(sums)};"
-        if self.again:
-            yield f"    for (int32_t tiles = {self.number}, left = 1;; tiles = 1, left = 0) {{"
-        else:
-            yield "    {"
+        yield "    {"
         previous = self.pointers[0]
         for w in self.pointers[1:]:
             yield f"        const int8_t *{w} = {previous} + {count};"
             previous = w
-        if self.looped and self.number > 1:
-            number = f"tiles * {columns * count}" if self.again else self.number * columns * count
-            yield f"        const int8_t *const end = w + {number};"
+        ends = self.looped and self.several
+        if ends:
+            yield f"        const int8_t *const end = w + {self.number * columns * count};"
         code = [*self._before(), *self._tile(), *self._after()]
         yield "        __asm__ volatile("
         yield from (f'            "{line}\\n\\t"' for line in code)
         outputs = [f'[{s}] "=&Te"({s})' for s in sums]
         outputs += [f'[{p}] "+r"({p})' for p in [*self.named, *self.pointers, "sums"]]
         yield "            : " + ",\n              ".join(outputs)
-        yield f"            : {self._input()}"
+        yield "            :" + (' [end] "m"(end)' if ends else "")
         used = [*(f'"q{n}"' for n in range(8)), *(['"p0"'] if self.tail else [])]
         yield f'            : {", ".join(used)}, "lr", "cc", "memory");'
-        if self.again:
-            yield "        if (!left) {"
-            yield "            break;"
-            yield "        }"
-            yield f"        w -= {self.again * count};"
-            yield f"        sums -= {self.again};"
         yield "    }"
-
-    def _input(self) -> str:
-        """The operand that ends the loop over tiles."""
-        if self.number == 1:
-            return ""
-        if self.looped:
-            return '[end] "m"(end)'
-        return '[tiles] "r"(tiles)' if self.again else ""
 
     def _before(self) -> Iterator[str]:
         if self.tail:
@@ -233,25 +222,38 @@ class _Tiles:
         if self.kept:
             yield from self._rows_kept()
         if self.looped:
-            if self.number > 1:
-                yield "2:"
-        elif self.number > 1:
-            if self.again:
-                yield "dls lr, %[tiles]"
-            else:
-                yield f"movw lr, #{self.number}"
-                yield "dls lr, lr"
-            yield "1:"
+            yield from ["2:"] if self.several else []
+            return
+        if self.again:
+            yield "cmp %[sums], %[sums]"  # equal until the last columns follow
+        if self.number > 1:
+            yield from self._counted(self.number)
+        yield from ["1:"] if self.several else []
 
     def _after(self) -> Iterator[str]:
-        if self.number == 1:
-            return
-        if self.looped:
+        """The next tile, and the last columns."""
+        if self.looped and self.several:
             yield "ldr lr, %[end]"
             yield "cmp %[w], lr"
-            yield "bne 2b"
-        else:
+            yield "blo 2b"
+        elif self.number > 1:
             yield "le lr, 1b"
+        if not self.again:
+            return
+        yield f"{'bhi' if self.looped else 'bne'} 3f"
+        yield from _moved("sub", self.pointers, self.pointers, self.again * self.of.count)
+        yield f"sub %[sums], %[sums], #{4 * self.again}"
+        if self.looped:
+            yield "b 2b"
+        else:
+            yield from self._counted(1)
+            yield "cmp lr, #0"
+            yield "b 1b"
+        yield "3:"
+
+    def _counted(self, turns: int) -> Iterator[str]:
+        yield f"movw lr, #{turns}"
+        yield "dls lr, lr"
 
     def _rows_kept(self) -> Iterator[str]:
         for t, x in enumerate(self.named):
@@ -292,8 +294,7 @@ class _Tiles:
         for t in range(self.of.rows):
             for c in range(self.columns):
                 yield f"mov %[s{t}{c}], #0"
-        yield f"movw lr, #{turns}"
-        yield "dls lr, lr"
+        yield from self._counted(turns)
         yield "1:"
         for _ in range(unroll):
             yield from self._chunk(0, False, fixed=False)
@@ -330,7 +331,7 @@ class _Tiles:
         """The pointers are past their columns: those of the next tile follow the last."""
         if len(self.pointers) > 1:
             yield f"mov %[w], %[{self.pointers[-1]}]"
-            if self.number > 1:
+            if self.several:
                 yield from _moved("add", self.pointers[1:], self.pointers, self.of.count)
 
     def _stores(self) -> Iterator[str]:

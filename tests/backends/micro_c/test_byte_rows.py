@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 import pytest
-from bundles import micro_program
+from bundles import STRICT, checked, micro_program
 from test_helium import CPU, chain
 
-from graphc.backends.micro_c import BundleOptions, bundle
+from graphc.backends.micro_c import BundleOptions, bundle, byte_rows
 from graphc.backends.micro_c.boards import ARM, BOARDS
 from graphc.backends.micro_c.emulator import run_on_board
 from graphc.backends.micro_c.host import HostModel
@@ -43,3 +43,17 @@ def test_on_a_board(name):
         np.testing.assert_array_equal(result, wanted)
     text = bundle(program, options)["net.c"]
     assert functions <= set(re.findall(r"\bdots_\w+", text))
+
+
+@pytest.mark.skipif(bool(ARM.missing()), reason=f"{ARM.missing()} not installed")
+@pytest.mark.parametrize("flags", ["-O2 -fno-omit-frame-pointer", "-O1 -fsanitize=undefined"])
+def test_with_a_register_less(flags, tmp_path):
+    """A pointer to the frame leaves twelve registers: what three rows take."""
+    shapes = ["3x5x8", "3x3x33", "3x5x80", "3x4x81", "3x7x135", "1x5x64"]
+    texts = [byte_rows.text(f"dots_{shape}") for shape in shapes]
+    (tmp_path / "t.c").write_text(
+        "\n".join(["#include <stdint.h>", "#define APART __attribute__((used))", *texts])
+    )
+    command = ["arm-none-eabi-gcc", "-mcpu=cortex-m55", "-mthumb", "-mfloat-abi=hard"]
+    command += ["-std=c99", *STRICT, "-Wno-unused-function", *flags.split(), "-c", "t.c"]
+    checked(command, tmp_path)
