@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -177,6 +178,14 @@ def test_long_sums_of_products_keep_their_digits():
     graph.set_results([b.MatMul(*operands)])
     for target, found in everywhere(graph, x, y):
         np.testing.assert_allclose(found, 660.01, rtol=1e-4, err_msg=target)
+
+
+def test_products_beyond_the_largest_float16_give_no_warning():
+    case = Case([np.full((2, 3), 6e4), np.full((3, 2), 6e4)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (found,) = interpret(case.graph(find("MatMul"), f16), feeds(case, f16, 1))
+    assert (found == np.inf).all()
 
 
 @pytest.mark.parametrize("name", ["Attention", f"{RUNTIME}.MultiHeadAttention"])

@@ -436,8 +436,8 @@ class _Evaluator:
         used = [x for x in scope if x in free_indices(node)]
         with np.errstate(all="ignore"):
             out = np.einsum(*operands, [number[x] for x in used], optimize=True)
-        shape = tuple(x.count if x in used else 1 for x in scope)
-        return np.asarray(out).astype(node.dtype.np).reshape(shape)
+            result = np.asarray(out).astype(node.dtype.np)
+        return result.reshape(tuple(x.count if x in used else 1 for x in scope))
 
 
 def _affine(node: Expr, scope: tuple[Index, ...]) -> dict[Index | None, int] | None:
