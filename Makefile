@@ -10,7 +10,7 @@ CASES  ?= 0
 
 help:
 	@echo "make demo    compile and run the sample model"
-	@echo "make test    ruff, mypy and pytest, two cases of each function (15 to 40 min on two cores)"
+	@echo "make test    ruff, mypy and pytest, quick cases and two of each function (15 to 45 min on two cores)"
 	@echo "make check   the same with every test, or with CASES=N at most N cases of each function"
 	@echo "make bench   time the sample model against ONNX Runtime"
 	@echo "make lint    ruff and mypy only"
