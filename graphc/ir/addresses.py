@@ -59,6 +59,12 @@ def unflatten_index(offset: Expr, shape: tuple) -> tuple[Expr, ...]:
     return tuple(reversed(out))
 
 
+def element_after(load: Expr, distance: Expr | int) -> Load:
+    """The element so far after the one of a load, which has one index."""
+    assert isinstance(load, Load)
+    return Load(load.source, (simplify(load.index[0] + distance),), load.dtype)
+
+
 def flatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
     """Every load of a buffer in `shapes` made one-dimensional (row-major)."""
 

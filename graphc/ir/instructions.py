@@ -27,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphc.errors import InternalError
+from graphc.ir.addresses import element_after
 from graphc.ir.dtypes import boolean, i8, i16, i32, i64, u8
 from graphc.ir.expr import Const, Expr, Load, Ref, select
 from graphc.ir.kernel import Body, Buffer, Intrin, Let, Stmt, Store
-from graphc.ir.simplify import simplify
 
 DOT2_WIDE = "dot2_wide"
 DOT4 = "dot4"
@@ -143,7 +143,7 @@ def _meaning_of_mask(stmt: Intrin) -> Store:
     assert isinstance(bits, Load) and isinstance(lanes, Const)
     value: Expr = Const(0, i64)
     for lane in range(lanes.value):
-        value = value | (_lane(held, lane).cast(i64) << lane)
+        value = value | (element_after(held, lane).cast(i64) << lane)
     return Store(bits.source, bits.index, value)
 
 
@@ -163,7 +163,9 @@ def _meaning_of_dot(stmt: Intrin) -> Store:
     value: Expr = total
     lanes = range(PAIR if stmt.name == DOT2_WIDE else LANES)
     for place, lane in enumerate(SPREAD if stmt.name == DOT4_MIXED else lanes):
-        value = value + (_lane(a, lane).cast(i32) - centre) * _lane(w, place).cast(i32)
+        value = value + (element_after(a, lane).cast(i32) - centre) * element_after(w, place).cast(
+            i32
+        )
     return Store(total.source, total.index, value)
 
 
@@ -172,11 +174,6 @@ def _meaning_of_dot4_codes(stmt: Intrin) -> Store:
     assert isinstance(total, Load) and isinstance(bits, Const)
     value: Expr = total
     for lane in range(LANES):
-        code = (_lane(w, lane).cast(i32) >> shift) & ((1 << bits.value) - 1)
-        value = value + _lane(a, lane).cast(i32) * code
+        code = (element_after(w, lane).cast(i32) >> shift) & ((1 << bits.value) - 1)
+        value = value + element_after(a, lane).cast(i32) * code
     return Store(total.source, total.index, value)
-
-
-def _lane(load: Expr, lane: int) -> Load:
-    assert isinstance(load, Load)
-    return Load(load.source, (simplify(load.index[0] + lane),), load.dtype)

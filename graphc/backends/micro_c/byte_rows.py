@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphc.backends.micro_c.vectors import BYTES, LANES
+from graphc.ir.addresses import element_after
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, Index, Load
 from graphc.ir.kernel import Body, For, Intrin, Store
@@ -54,7 +55,7 @@ def meaning(stmt: Intrin) -> Body:
     )
     place = simplify(sums.index[0] + (t * stride_of(columns) + c))
     total = Load(sums.source, (place,), i32)
-    product = _at(x, apart * t + k).cast(i32) * _at(w, c * count + k).cast(i32)
+    product = element_after(x, apart * t + k).cast(i32) * element_after(w, c * count + k).cast(i32)
     inner = For(k, (Store(sums.source, (place,), total + product),))
     column = For(c, (Store(sums.source, (place,), Const(0, i32)), inner))
     return (For(t, (column,)),)
@@ -66,10 +67,6 @@ def _shape(name: str) -> tuple[int, int, int]:
     assert named is not None
     rows, columns, count = map(int, named.groups())
     return rows, columns, count
-
-
-def _at(load: Load, distance: Expr) -> Load:
-    return Load(load.source, (simplify(load.index[0] + distance),), load.dtype)
 
 
 def vectors(stmt: Intrin) -> int:
@@ -133,9 +130,8 @@ class _Function:
         )  # fmt: skip
 
     def _vectors(self) -> str:
-        lines = [f"    const int8_t *x{t} = x{t - 1} + apart;" for t in range(1, self.rows)]
-        lines = [line.replace("x0 ", "x ") for line in lines]
-        lines += _Tiles(self, min(TILE_COLUMNS[self.rows], self.columns)).lines()
+        tiles = _Tiles(self, min(TILE_COLUMNS[self.rows], self.columns))
+        lines = [*_pointers(tiles.named, "apart", 4), *tiles.lines()]
         return "".join(line + "\n" for line in lines)
 
 
@@ -197,10 +193,7 @@ class _Tiles:
         sums = [f"s{t}{c}" for t in range(self.of.rows) for c in range(columns)]
         yield f"    int32_t {', '.join(sums)};"
         yield "    {"
-        previous = self.pointers[0]
-        for w in self.pointers[1:]:
-            yield f"        const int8_t *{w} = {previous} + {count};"
-            previous = w
+        yield from _pointers(self.pointers, str(count), 8)
         ends = self.looped and self.several
         if ends:
             yield f"        const int8_t *const end = w + {self.number * columns * count};"
@@ -346,6 +339,12 @@ class _Tiles:
                 yield f"str %[s{t}0], [%[sums]{moves}"
             else:
                 yield f"strd %[s{t}0], %[s{t}1], [%[sums]{moves}"
+
+
+def _pointers(names: list[str], apart: str, indent: int) -> Iterator[str]:
+    """The declarations of pointers so far apart, but for the first, which is a parameter."""
+    for before, name in zip(names, names[1:]):
+        yield f"{' ' * indent}const int8_t *{name} = {before} + {apart};"
 
 
 def _product(row: int, column: int, x: str, w: str, first: bool) -> str:

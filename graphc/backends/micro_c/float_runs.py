@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from graphc.ir.addresses import element_after
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Expr, Index, Load, call
 from graphc.ir.kernel import Body, For, Intrin, Store
-from graphc.ir.simplify import simplify
 from graphc.ir.types import largest
 
 NAME = re.compile(r"(run|sum)_(\d+)x(\d+)_f32")
@@ -49,8 +49,8 @@ def meaning(stmt: Intrin) -> Body:
     extent = int(count.value) if isinstance(count, Const) else count
     k = Index(f"step_of_{sums.source}", extent)
     t, c = Index(f"row_of_{sums.source}", rows), Index(f"column_of_{sums.source}", columns)
-    total = _at(sums, t * columns + c)
-    value = call("fma", _at(x, apart * t + k), _at(w, k * columns + c), total)
+    total = element_after(sums, t * columns + c)
+    value = call("fma", element_after(x, apart * t + k), element_after(w, k * columns + c), total)
     inner = For(c, (Store(total.source, total.index, value),))
     zero = For(c, (Store(total.source, total.index, Const(0, f32)),))
     before = (For(t, (zero,)),) if _is_alone(stmt.name) else ()
@@ -67,10 +67,6 @@ def _shape(name: str) -> tuple[int, int]:
 def _is_alone(name: str) -> bool:
     """Whether sums are set, not added to."""
     return name.startswith("sum")
-
-
-def _at(load: Load, distance: Expr) -> Load:
-    return Load(load.source, (simplify(load.index[0] + distance),), f32)
 
 
 def operations(stmt: Intrin) -> tuple[int, int]:

@@ -35,6 +35,7 @@ uint8. In dot2 and what follows `x` and `w` are words. Sums are scalar variables
 
 from __future__ import annotations
 
+from graphc.ir.addresses import element_after
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, Index, Load
 from graphc.ir.kernel import Body, Buffer, For, Intrin, Store
@@ -104,11 +105,6 @@ def meaning(stmt: Intrin) -> Body:
     return (_pair_up(stmt) if stmt.name == PAIR_UP else _product(stmt),)
 
 
-def _at(load: Expr, distance: Expr | int) -> Load:
-    assert isinstance(load, Load)
-    return Load(load.source, (simplify(load.index[0] + distance),), load.dtype)
-
-
 def _stored(load: Load, value: Expr) -> Store:
     return Store(load.source, load.index, value)
 
@@ -116,8 +112,10 @@ def _stored(load: Load, value: Expr) -> Store:
 def _spread(apart: int, to: Expr, a: Expr, centre: Expr, groups: Expr) -> For:
     assert isinstance(groups, Const) and isinstance(to, Load)
     group = Index(f"group_of_{to.source}", int(groups.value))
-    x = [_at(a, group * LANES + lane).cast(i32) - centre for lane in range(LANES)]
-    stores = (_stored(_at(to, group * apart + n), word(x[n], x[n + 2])) for n in range(PAIR))
+    x = [element_after(a, group * LANES + lane).cast(i32) - centre for lane in range(LANES)]
+    stores = (
+        _stored(element_after(to, group * apart + n), word(x[n], x[n + 2])) for n in range(PAIR)
+    )
     return For(group, tuple(stores))
 
 
@@ -128,8 +126,8 @@ def _pair_up(stmt: Intrin) -> For:
     start = n * PAIR * apart
     stores = []
     for channel, into in enumerate((to, other)):
-        near, far = (_at(x, start + m + channel).cast(i32) - centre for m in (0, apart))
-        stores.append(_stored(_at(into, n), word(near, far)))
+        near, far = (element_after(x, start + m + channel).cast(i32) - centre for m in (0, apart))
+        stores.append(_stored(element_after(into, n), word(near, far)))
     return For(n, tuple(stores))
 
 
@@ -143,8 +141,8 @@ def _tile(stmt: Intrin) -> For:
         row, column = divmod(n, PAIR)
         value: Expr = total
         for i in range(PAIR):
-            x = _at(a, group * (2 * PAIR) + (row * PAIR + i))
-            value = value + _dot(x, _at(w, group * (2 * PAIR) + (column * PAIR + i)))
+            x = element_after(a, group * (2 * PAIR) + (row * PAIR + i))
+            value = value + _dot(x, element_after(w, group * (2 * PAIR) + (column * PAIR + i)))
         stores.append(_stored(total, value))
     return For(group, tuple(stores))
 
@@ -153,11 +151,11 @@ def _row(stmt: Intrin) -> For:
     *sums, a, w, groups = stmt.args
     assert isinstance(groups, Const) and isinstance(sums[0], Load)
     group = Index(f"group_of_{sums[0].source}", int(groups.value))
-    x = [_at(a, group * PAIR + n) for n in range(PAIR)]
+    x = [element_after(a, group * PAIR + n) for n in range(PAIR)]
     stores = []
     for n, total in enumerate(sums):
         assert isinstance(total, Load)
-        b = [_at(w, (group * len(sums) + n) * LANES + i).cast(i32) for i in range(LANES)]
+        b = [element_after(w, (group * len(sums) + n) * LANES + i).cast(i32) for i in range(LANES)]
         value = total + _low(x[0]) * b[0] + (x[0] >> 16) * b[2]
         stores.append(_stored(total, value + _low(x[1]) * b[1] + (x[1] >> 16) * b[3]))
     return For(group, tuple(stores))

@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
-from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
+from graphc.ir.addresses import (
+    element_after,
+    flatten_index,
+    flatten_loads,
+    is_affine_in,
+    unflatten_index,
+)
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import (
     Const,
@@ -369,7 +375,7 @@ class TileEmitter:
         if first is None or size * self.plan.together * first.dtype.size <= least_size:
             return None
         step = as_expr(self.plan.depth, i64) * self.row_of_panel
-        return Load(first.source, (simplify(first.index[0] + step),), first.dtype)
+        return element_after(first, step)
 
     def _placed(
         self, number: Expr, rows: Segment, tile: Expr, panels: Segment

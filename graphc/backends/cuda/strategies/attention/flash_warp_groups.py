@@ -6,9 +6,8 @@ other one computes exponentials. Tiles of keys and values are prefetched (cp.asy
 flash_matrix_cores.py. The scheme is that of FlashAttention-3 (J. Shah et al., 2024), without its
 producer warps.
 
-Where a mask hides keys beyond a row's last one
-(causal), a loop over the tiles of which all rows see all keys has no mask, and another one follows
-for those at the diagonal and at the end.
+Where a mask hides keys beyond a row's last one (causal), a loop over the tiles of which all rows
+see all keys has no mask, and another one follows for those at the diagonal and at the end.
 """
 
 from __future__ import annotations

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from graphc.backends.micro_c.strategies.helium.copies import moved
 from graphc.backends.micro_c.strategies.helium.initial_sums import last_column
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level
 from graphc.backends.micro_c.strategies.helium.sums import Emitter, HeliumOptions
 from graphc.backends.micro_c.vectors import LANES
-from graphc.ir.addresses import flatten_index
+from graphc.ir.addresses import element_after, flatten_index
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, Index, Load, call, free_indices, substitute
 from graphc.ir.kernel import Buffer
@@ -129,7 +128,7 @@ class Lanes(Emitter):
         total = self.k.alloc(dtype, (LANES,), "reg")
         start = self.starts.at(inside, at, simplify(first + j))
         with self.k.loop(LANES, "vector", width=LANES) as v:
-            self.k.store(total, v, Const(0, dtype) if start is None else moved(start, v))
+            self.k.store(total, v, Const(0, dtype) if start is None else element_after(start, v))
         return total
 
     # ------------------------------------------------------------ edges
@@ -150,7 +149,9 @@ class Lanes(Emitter):
                 start = self.starts.at(False, at, simplify(j + first))
                 with self.k.loop(LANES, "vector", width=LANES) as v:
                     zero = Const(0, dtype)
-                    self.k.store(sums, simplify(j + v), zero if start is None else moved(start, v))
+                    self.k.store(
+                        sums, simplify(j + v), zero if start is None else element_after(start, v)
+                    )
         levels, reads = self._levels([{**at, self.column: Const(first, i64)}], False)
         self._taps(levels, reads[0], self._weights_of(at, Const(0, i64)), sums, first, columns)
         for position, lanes in self._vectors_of(columns):
@@ -184,8 +185,8 @@ class Lanes(Emitter):
             return
         level, *rest = levels
         with self._positions(level) as x:
-            inner = moved(weights, x * (level.weight * self.vectors * LANES))
-            self._taps(rest, moved(read, x * level.step), inner, sums, first, columns)
+            inner = element_after(weights, x * (level.weight * self.vectors * LANES))
+            self._taps(rest, element_after(read, x * level.step), inner, sums, first, columns)
 
     def _tap(
         self, levels: list[Level], read: Load, weights: Load, sums: Buffer, first: int, columns: int
@@ -197,10 +198,10 @@ class Lanes(Emitter):
                 pieces = _pieces(count)
                 base = simplify(number * width - first)
                 totals = [self._loaded(sums, simplify(base + j)) for j, _ in pieces]
-                there = moved(read, base) if self.depthwise else read
+                there = element_after(read, base) if self.depthwise else read
                 centre = 0 if self.starts.classes else self.centre
                 tile = _Tile([totals], [n for _, n in pieces], centre, False)
-                self._sum(tile, levels, [there], moved(weights, number * stride), {})
+                self._sum(tile, levels, [there], element_after(weights, number * stride), {})
                 for total, (j, _) in zip(totals, pieces):
                     with self.k.loop(LANES, "vector", width=LANES) as v:
                         self.k.store(sums, simplify(base + j + v), total[v])
@@ -224,8 +225,8 @@ class Lanes(Emitter):
         width = self.vectors * LANES
 
         def step(at: Expr) -> None:
-            there = [moved(r, at * level.step) for r in reads]
-            inner = moved(weights, at * (level.weight * width))
+            there = [element_after(r, at * level.step) for r in reads]
+            inner = element_after(weights, at * (level.weight * width))
             self._sum(tile, rest, there, inner, named if tile.unrolled and not rest else {})
 
         if level.guards:
@@ -243,10 +244,10 @@ class Lanes(Emitter):
     def _products(self, tile: _Tile, reads: list[Load], weights: Load, named: dict) -> None:
         """One product for every sum; what is loaded is used for a row or column of them."""
         for j, lanes in enumerate(tile.lanes):
-            w = self._register(moved(weights, Const(j * LANES, i64)), 0, LANES)
+            w = self._register(element_after(weights, Const(j * LANES, i64)), 0, LANES)
             there = j * LANES if self.depthwise else 0
             for read, row in zip(reads, tile.totals):
-                x = self._other(tile, moved(read, Const(there, i64)), lanes, named)
+                x = self._other(tile, element_after(read, Const(there, i64)), lanes, named)
                 with self.k.loop(LANES, "vector", width=LANES) as v:
                     self._add(row[j], v, x[v] if isinstance(x, Buffer) else x, w[v])
 
@@ -275,7 +276,7 @@ class Lanes(Emitter):
         dtype = self.match.hole.dtype
         register = self.k.alloc(dtype, (LANES,), "reg")
         with self.k.loop(lanes, "vector", width=LANES) as v:
-            self.k.store(register, v, self._value(moved(load, v), centre))
+            self.k.store(register, v, self._value(element_after(load, v), centre))
         return register
 
 

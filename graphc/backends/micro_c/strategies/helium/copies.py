@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level, merged
 from graphc.backends.micro_c.vectors import BYTES
+from graphc.ir.addresses import element_after
 from graphc.ir.dtypes import i8, i64, u8
 from graphc.ir.expr import Const, Expr, Load
 from graphc.ir.kernel import KernelBuilder, Store
@@ -27,7 +28,7 @@ class Copies:
             self.run(level.count, read, to)
             return
         with self.k.loop(level.count) if level.count > 1 else nullcontext(Const(0, i64)) as x:
-            there, here = moved(read, x * level.step), moved(to, x * level.weight)
+            there, here = element_after(read, x * level.step), element_after(to, x * level.weight)
             guard = level.guard(x)
             with self.k.when(guard) if guard is not None else nullcontext():
                 if rest:
@@ -55,17 +56,11 @@ class Copies:
 
     def _sixteen(self, count: int, read: Load | Const, to: Load, offset: Expr) -> None:
         with self.k.loop(count, "vector", width=BYTES) as v:
-            value = moved(read, offset + v) if isinstance(read, Load) else read
-            self._stored(moved(to, offset + v), value)
+            value = element_after(read, offset + v) if isinstance(read, Load) else read
+            self._stored(element_after(to, offset + v), value)
 
     def _stored(self, to: Load, value: Expr) -> None:
         self.k.emit(Store(to.source, to.index, signed(value)))
-
-
-def moved(load: Expr, offset: Expr) -> Load:
-    """The element so far after that of a load."""
-    assert isinstance(load, Load)
-    return Load(load.source, (simplify(load.index[0] + offset),), load.dtype)
 
 
 def signed(byte: Expr) -> Expr:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from graphc.backends.micro_c.byte_rows import KEPT, dots, stride_of
-from graphc.backends.micro_c.strategies.helium.copies import moved
 from graphc.backends.micro_c.strategies.helium.matching import is_one_run, unguarded
 from graphc.backends.micro_c.strategies.helium.sums import Emitter, HeliumOptions
 from graphc.backends.micro_c.vectors import BYTES, LANES
-from graphc.ir.addresses import flatten_index
+from graphc.ir.addresses import element_after, flatten_index
 from graphc.ir.dtypes import i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Load, substitute
 from graphc.ir.extents import points
@@ -106,7 +105,7 @@ class Dots(Emitter):
             column = simplify(tile.first + position)
             start = self.starts.at(True, tile.rows[0], column)
             kept = [sums[simplify(position + t * stride)] for t in range(len(tile.rows))]
-            totals = [partial(moved, load) for load in kept]
+            totals = [partial(element_after, load) for load in kept]
             self._finish_rows(tile.rows, column, lanes, totals, start)
 
         if whole:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from graphc.backends.micro_c.strategies.helium.copies import Copies, moved
+from graphc.backends.micro_c.strategies.helium.copies import Copies
 from graphc.backends.micro_c.strategies.helium.matching import unguarded
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level
-from graphc.ir.addresses import flatten_index, is_affine_in
+from graphc.ir.addresses import element_after, flatten_index, is_affine_in
 from graphc.ir.dtypes import i8, i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, substitute
 from graphc.ir.simplify import simplify
@@ -105,17 +105,23 @@ class Lines:
         with k.loop(level.count) if level.count > 1 else nullcontext(Const(0, i64)) as x:
             guard = level.guard(x)
             with k.when(guard) if guard is not None else nullcontext():
-                there, here = moved(read, x * level.step), moved(to, x * level.weight)
+                there, here = (
+                    element_after(read, x * level.step),
+                    element_after(to, x * level.weight),
+                )
                 self._fill(copies, inner, there, here)
             if guard is not None:
                 with k.otherwise():
-                    copies.run(level.weight, self._zero, moved(to, x * level.weight))
+                    copies.run(level.weight, self._zero, element_after(to, x * level.weight))
 
     def _line(self, copies: Copies, level: Level, inner: list[Level], read: Load, to: Load) -> None:
         """The positions along a row that are in the image: the others are zero points still."""
         if self.end > self.first:
             first = Const(self.first, i64)
-            there, here = moved(read, first * level.step), moved(to, first * level.weight)
+            there, here = (
+                element_after(read, first * level.step),
+                element_after(to, first * level.weight),
+            )
             levels = [replace(level, count=self.end - self.first), *inner]
             copies.nested(levels, there, here, self._zero)
 

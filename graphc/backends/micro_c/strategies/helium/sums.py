@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
-from graphc.backends.micro_c.strategies.helium.copies import Copies, moved
+from graphc.backends.micro_c.strategies.helium.copies import Copies
 from graphc.backends.micro_c.strategies.helium.initial_sums import Starts
 from graphc.backends.micro_c.strategies.helium.matching import element, unguarded
 from graphc.backends.micro_c.strategies.helium.padded_lines import padded_lines
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level, conjunction, merged
 from graphc.backends.micro_c.vectors import LANES, VECTORS
-from graphc.ir.addresses import is_affine_in, unflatten_loads
+from graphc.ir.addresses import element_after, is_affine_in, unflatten_loads
 from graphc.ir.dtypes import i8, i32, i64
 from graphc.ir.expr import (
     Call,
@@ -263,7 +263,7 @@ class Emitter:
             start = self._lanes_of(start, lanes)[Const(0, i64)]
         for at, total in zip(rows, totals):
             with self.k.loop(lanes, "vector", width=LANES) as v:
-                value = total(v) if start is None else total(v) + moved(start, v)
+                value = total(v) if start is None else total(v) + element_after(start, v)
                 constants = {load: register[v] for load, register in shared.items()}
                 expr = substitute(self.expr, constants)
                 here = {**at, self.column: simplify(column + v), marker: value}
@@ -287,5 +287,5 @@ class Emitter:
         """A register of so many neighbours."""
         register = self.k.alloc(first.dtype, (LANES,), "reg")
         with self.k.loop(lanes, "vector", width=LANES) as v:
-            self.k.store(register, v, moved(first, v))
+            self.k.store(register, v, element_after(first, v))
         return register
